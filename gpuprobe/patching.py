@@ -167,8 +167,9 @@ class Patches:
             if module is owner or not path.startswith(within):
                 continue
             names = getattr(module, "__dict__", {})  # programs put any object into sys.modules
-            for name, value in old.items():
-                if names.get(name, _ABSENT) is value and callable(value):
+            for name in old.keys() & names.keys():  # in C: there are thousands of modules
+                value = names[name]
+                if value is old[name] and callable(value):
                     self.set(module, name, values[name])
 
     def add(self, undo: Callable[[], object]) -> None:

@@ -74,6 +74,15 @@ def test_it_has_imported_torch_already_and_other_settings_start_an_interpreter(
     assert run(warm, "-W", "ignore", "-c", program, cwd=tmp_path)[1] == "False\n"
 
 
+def test_ranks_that_torchrun_starts_have_imported_torch_already(tmp_path: Path) -> None:
+    if warm_python.shared().python == sys.executable:
+        pytest.skip("this system has no file descriptors of processes")
+    (tmp_path / "rank.py").write_text("import sys; print('torch' in sys.modules)")
+    words = ("--standalone", "--nproc-per-node", "1", "rank.py")
+    torchrun = str(warm_python.shared().folder / "torchrun")
+    assert run(torchrun, *words, cwd=tmp_path, **warm_python.ranks())[:2] == (0, "True\n")
+
+
 def test_a_command_that_is_gone_ends_its_program(tmp_path: Path) -> None:
     program = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
     with subprocess.Popen(

@@ -16,6 +16,7 @@ from typing import Any
 import jsonschema
 import psutil
 import pytest
+import warm_python
 from snapshot_samples import modern
 from waiting import read_fifo, wait_for_end
 
@@ -56,17 +57,12 @@ def server(folder: Path, *options: str, **environment: str) -> Any:
     if not hasattr(mcp, "Client"):
         pytest.skip("the SDK of the Model Context Protocol is older than 2.0")
     parameters = mcp.StdioServerParameters(
-        command=sys.executable,
+        command=warm_python.shared().python,
         args=["-m", "gpuprobe", "mcp", *options],
-        env={**_environment(), **environment},
+        env={**os.environ, **warm_python.NESTED, **environment},
         cwd=folder,
     )
     return mcp.Client(parameters)
-
-
-def _environment() -> dict[str, str]:
-    path = [str(Path(__file__).parent.parent.parent), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
 
 def texts(result: Any) -> list[str]:
@@ -146,13 +142,7 @@ async def test_tools_that_read(folder: Path) -> None:
 def printed(*arguments: object) -> Any:
     """The document that a command prints."""
     name, *rest = map(str, arguments)
-    done = subprocess.run(
-        [sys.executable, "-m", "gpuprobe", name, "--json", *rest],
-        capture_output=True,
-        env=_environment(),
-        check=False,
-    )
-    return json.loads(done.stdout)
+    return json.loads(warm_python.gpuprobe(name, "--json", *rest).stdout)
 
 
 async def test_an_estimate_is_that_of_the_command(folder: Path) -> None:
@@ -371,12 +361,12 @@ def test_calls_end_with_the_server(folder: Path, how: Any) -> None:
     (folder / "waits.py").write_text("print('printed', flush=True)" + WAITS)
     os.mkfifo(folder / "ids")
     process = subprocess.Popen(
-        [sys.executable, "-m", "gpuprobe", "mcp"],
+        [warm_python.shared().python, "-m", "gpuprobe", "mcp"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         cwd=folder,
-        env=_environment(),
+        env={**os.environ, **warm_python.NESTED},
     )
     assert process.stdin is not None
     about = {"protocolVersion": "2025-06-18", "capabilities": {}}
@@ -415,8 +405,10 @@ async def test_files_of_the_folder_are_not_imported(folder: Path) -> None:
     (folder / "gpuprobe.py").write_text("raise SystemExit('imported')\n")
     mcp = pytest.importorskip("mcp", reason="the SDK of the Model Context Protocol is missing")
     start = "import sys; del sys.path[0]; from gpuprobe.cli import main; main(['mcp'])"
+    path = [str(Path(__file__).parent.parent.parent), os.environ.get("PYTHONPATH", "")]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
     parameters = mcp.StdioServerParameters(
-        command=sys.executable, args=["-c", start], env=_environment(), cwd=folder
+        command=sys.executable, args=["-c", start], env=env, cwd=folder
     )
     async with mcp.Client(parameters) as client:
         found = await client.call_tool("report", {"recording": "run.gpuprobe"})

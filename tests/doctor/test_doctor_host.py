@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 from doctor_machine import GIB, TORCH, Machine, of, only, passed, reasons
+from warm_python import shared
 
 from gpuprobe.model.findings import Level
 from gpuprobe.model.machine.devices import HostInfo
@@ -99,9 +100,7 @@ def test_settings_that_are_written_otherwise_are_corrected(
 def test_the_installed_torch_agrees(machine: Machine, conf: str, refused: bool) -> None:
     pytest.importorskip("torch")
     program = "import sys, torch; torch._C._accelerator_setAllocatorSettings(sys.argv[1])"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program, conf], capture_output=True, check=False
-    )
+    done = subprocess.run([shared().python, "-c", program, conf], capture_output=True, check=False)
     assert bool(done.returncode) is refused, done.stderr
     assert bool(of("GP140", machine.but(environ={NEW: conf}))) is refused
 

@@ -11,21 +11,30 @@ import torch
 
 import gpuprobe
 
-transformers: Any = pytest.importorskip("transformers")
-pytest.importorskip("accelerate")
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.xdist_group("huggingface"),  # so that one process imports transformers
+]
 
 
-class Losses(transformers.TrainerCallback):  # type: ignore[misc,name-defined]
-    def __init__(self) -> None:
-        self.found: list[float] = []
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        if "loss" in logs:
-            self.found.append(float(logs["loss"]))
+@pytest.fixture(scope="module", autouse=True)
+def installed() -> None:
+    """Not at the import of this module, which each process would do: that takes 7 s."""
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
 
 
 def trained(folder: Path, callbacks: list[Any], **options: Any) -> list[float]:
+    import transformers
+
+    class Losses(transformers.TrainerCallback):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            self.found: list[float] = []
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any, **kwargs: Any) -> None:
+            if "loss" in logs:
+                self.found.append(float(logs["loss"]))
+
     torch.manual_seed(3)
     config = transformers.GPT2Config(vocab_size=64, n_positions=16, n_embd=16, n_layer=1, n_head=2)
     rows = [{"input_ids": torch.arange(8), "labels": torch.arange(8)} for _ in range(16)]
@@ -72,6 +81,8 @@ def test_a_training_is_recorded_and_computes_the_same(tmp_path: Path, level: str
 
 
 def test_a_training_that_fails_ends_its_recording_with_the_next(tmp_path: Path) -> None:
+    import transformers
+
     from gpuprobe.integrations.huggingface import MemoryCallback
 
     class Fails(transformers.TrainerCallback):  # type: ignore[misc,name-defined]

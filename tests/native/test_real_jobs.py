@@ -42,7 +42,7 @@ def test_programs_take_the_path_of_the_cpu(name: str) -> None:
 
 def test_a_tensor_that_is_sent_keeps_its_values() -> None:
     """Without a request for all values: what is computed is known to both processes."""
-    outcome = native_jobs.simulated("queue_of_tensors", "auto")
+    outcome = native_jobs.simulated("queue_of_tensors", "auto", more=warm_python.ranks())
     assert outcome.code == 0, outcome.errors[-3000:]
     assert native_jobs.differences(outcome.lines, TRUTH["queue_of_tensors"]) == []
 
@@ -121,7 +121,8 @@ def run(text: str, folder: Path, *options: str, ranks: int = 2) -> subprocess.Co
 
 def command(*options: str, ranks: int) -> list[str]:
     launcher = ["torchrun", "--standalone", "--nproc-per-node", str(ranks), "job.py"]
-    return [sys.executable, "-m", "gpuprobe", "run", "--gpu", "4xt4", *options, "--", *launcher]
+    python = warm_python.shared().python
+    return [python, "-m", "gpuprobe", "run", "--gpu", "4xt4", *options, "--", *launcher]
 
 
 CALL = r"\(sum of 8 float32\)"
@@ -229,8 +230,8 @@ while True:
 """
     (tmp_path / "job.py").write_text(START + text, encoding="utf-8")
     with subprocess.Popen(
-        command(ranks=4), cwd=tmp_path, env=native_jobs.environment(), start_new_session=True,
-        stderr=subprocess.PIPE, text=True,
+        command(ranks=4), cwd=tmp_path, env={**native_jobs.environment(), **warm_python.ranks()},
+        start_new_session=True, stderr=subprocess.PIPE, text=True,
     ) as job:  # fmt: skip
         while len(list(tmp_path.glob("*.pid"))) < 4 and job.poll() is None:
             time.sleep(0.1)

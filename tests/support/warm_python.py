@@ -2,13 +2,14 @@
 
 Importing torch, and what the first optimizer imports, takes four seconds of processor time: more
 than most programs of the tests. `WarmPython` starts one process that imports both, and makes a
-folder with commands ``python`` and ``gpuprobe``. Each connects to that process, which forks: the
-child has the command's arguments, environment, folder and streams, and ends as it ends, without the
-interpreter's teardown. Only what imports torch is run that way, and only with the server's own
-interpreter settings (`_KEPT`); everything else is executed as usual. With `NESTED` in its
-environment, a program that is run that way starts others of its kind that way too:
-``sys.executable`` is the command ``python``. gpuprobe's own processes for estimates and trials are
-run that way also with a simulated GPU in their environment (`_inherits`).
+folder with the commands ``python``, ``gpuprobe`` and ``torchrun`` (`warm_client`). Each connects to
+that process, which forks: the child has the command's arguments, environment, folder and streams,
+and ends as it ends, without the interpreter's teardown. Only what imports torch is run that way,
+and only with the server's own interpreter settings (`warm_client.settings`); everything else is
+executed as usual. With `NESTED` in its environment, a program that is run that way starts others of
+its kind that way too: ``sys.executable`` is the command ``python``. gpuprobe's own processes for
+estimates and trials are run that way also with a simulated GPU in their environment
+(`warm_client.inherits`).
 
 What a program of this kind cannot show is the import of torch, and of gpuprobe: tests of that, such
 as `tests/test_imports.py`, start interpreters with `sys.executable`.
@@ -22,7 +23,7 @@ import ctypes
 import fcntl
 import functools
 import gc
-import json
+import marshal
 import os
 import pkgutil
 import resource
@@ -35,23 +36,13 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any, Literal, NamedTuple, NoReturn, TextIO
+from typing import Any, Literal, NamedTuple, NoReturn
 
-_COMMANDS = ("baseline", "check", "estimate", "explain", "fit", "run")
-"""Commands of gpuprobe that import torch, or start a process that does."""
-_KEPT = ("LANG", "LC_", "LD_", "MKL_", "OMP_", "PYTHON", "PYTORCH_", "TORCH")
-"""Beginnings of the names of settings that an interpreter or torch reads at its start."""
-_ANY = (
-    "OMP_WAIT_POLICY",  # libgomp reads it at its start; how threads wait, of which there is one
-    "PYTHONDONTWRITEBYTECODE",
-    "PYTHONUNBUFFERED",
-    "PYTHONWARNINGS",
-    "TORCHINDUCTOR_CACHE_DIR",  # torch sets it when its compiler is imported
-)
-"""Of these, the ones that may differ: `_begin` applies them, or they are read at each use."""
+import warm_client
 
 _ROOMS = (
     "allocator",
@@ -69,7 +60,8 @@ _ROOMS = (
     "torch_support",
 )
 _OF_COMMANDS = (
-    *(f"gpuprobe.cli.commands.{name}" for name in _COMMANDS),
+    *(("gpuprobe.agents.server",) if find_spec("mcp") else ()),
+    *(f"gpuprobe.cli.commands.{name}" for name in warm_client.COMMANDS),
     *(
         f"gpuprobe.api.{name}"
         for name in (
@@ -83,11 +75,6 @@ _OF_COMMANDS = (
 
 NESTED = {"WARM_PYTHON_NESTED": "1"}
 """For the environment of a program whose own processes import torch as well."""
-
-_RANKS = "WARM_PYTHON_RANKS"
-
-_ADDRESS = "WARM_PYTHON_ADDRESS"
-"""The environment variable with the server's socket, for the programs that it has forked."""
 
 _BEGAN_WITH = dict(os.environ)
 """The environment before the first test that starts a process changes it."""
@@ -110,8 +97,8 @@ def shared() -> WarmPython:
     pytest of `tests/native/test_marked_gpu.py`, that one. It has imported what commands of gpuprobe
     import sooner or later, which takes as long as a small program under one of them.
     """
-    if _ADDRESS in os.environ:
-        return WarmPython(Path(os.environ[_ADDRESS]).parent)
+    if warm_client.ADDRESS in os.environ:
+        return WarmPython(Path(os.environ[warm_client.ADDRESS]).parent)
     base = tempfile.mkdtemp(prefix="warm-")
     made = WarmPython(Path(base), [*_OF_COMMANDS, *modules_of(*_ROOMS)])
     owner = os.getpid()
@@ -126,10 +113,12 @@ def shared() -> WarmPython:
 
 
 def ranks() -> dict[str, str]:
-    """For the environment of a job: the ranks that torchrun starts are run this way as well, with
-    the simulated GPU of the job.
+    """For the environment of a job: torchrun, and the ranks that it starts, are run this way as
+    well, with the simulated GPU of the job.
     """
-    return {"PYTHON_EXEC": shared().python, _RANKS: "1"}
+    folder = shared().folder
+    path = f"{folder}{os.pathsep}{os.environ.get('PATH', '')}"
+    return {"PATH": path, "PYTHON_EXEC": shared().python, warm_client.RANKS: "1"}
 
 
 def gpuprobe(
@@ -187,14 +176,15 @@ class WarmPython:
 
         self._use(base / "bin")
         self.folder.mkdir()
-        settings = _settings(self._environment)
-        for name in ("python", "gpuprobe"):
+        settings = warm_client.settings(self._environment)
+        for name in warm_client.PROGRAMS:
             command = self.folder / name
             command.write_text(
                 f"#!{sys.executable} -IS\n"
-                f"import runpy, sys\n"
-                f"sys.argv[1:1] = [{name!r}, {str(self._address)!r}, {json.dumps(settings)!r}]\n"
-                f"runpy.run_path({__file__!r}, run_name='client')\n"
+                f"import sys\n"
+                f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+                f"import warm_client\n"
+                f"warm_client.main({name!r}, {str(self._address)!r}, {settings!r})\n"
             )
             command.chmod(0o755)
         listening = socket.socket(socket.AF_UNIX)
@@ -214,8 +204,10 @@ class WarmPython:
         signal that ended it as a negative one. ``streams``: its descriptors, and the caller's that
         they are; it has no others.
         """
-        ours = [*streams.values()]
-        with _sent(self._address, request._replace(numbers=[*streams]), ours) as replies:
+        with socket.socket(socket.AF_UNIX) as line, line.makefile("r") as replies:
+            line.connect(str(self._address))
+            sent = request._replace(numbers=[*streams])._asdict()
+            warm_client.send(line, sent, [*streams.values()])
             replies.readline()  # the process
             return int(replies.readline())
 
@@ -226,9 +218,10 @@ class WarmPython:
 
 End = Literal["interpreter", "libraries", "at once"]
 """How a process ends: as an interpreter does, which takes 0.3 s of processor time; or when its
-threads, its ``atexit`` handlers and the names of ``__main__`` have ended, then with or without what
-its libraries do at the end: a rank leaves its group. What the server's modules do at exit by
-`weakref.finalize` is left out at once.
+threads, its ``atexit`` handlers and the names of ``__main__`` have ended. "libraries": if it is
+still a rank of a group, then with what its C libraries do at the end, which takes as long: it
+leaves the group. What the server's modules do at exit by `weakref.finalize` is
+left out of the latter two.
 """
 
 
@@ -240,8 +233,8 @@ class Request(NamedTuple):
     ``limits``: those of the process, by the numbers of `resource`. ``umask``: -1 keeps the
     server's. ``program``: execute this program, with the arguments ``argv``, instead of forking;
     ``""``: fork. ``end``: see `End`. ``seconds``: how long the process and those that it leaves
-    behind may take in all, after which they are killed; 0: as long as they need, and those left
-    behind are left alone.
+    behind may take in all, after which they are killed, by a server that runs programs one at a
+    time; 0: as long as they need, and those left behind are left alone.
     """
 
     argv: list[str]
@@ -255,106 +248,6 @@ class Request(NamedTuple):
     program: str = ""
     end: End = "interpreter"
     seconds: float = 0.0
-
-
-@contextlib.contextmanager
-def _sent(address: Path | str, request: Request, streams: list[int]) -> Iterator[TextIO]:
-    """The server's replies to a request: the number of the process, and how it ended."""
-    with socket.socket(socket.AF_UNIX) as line:
-        line.connect(str(address))
-        message = json.dumps(request._asdict()).encode()
-        socket.send_fds(line, [len(message).to_bytes(4, "little")], streams)
-        line.sendall(message)
-        with line.makefile("r") as replies:
-            yield replies
-
-
-def _settings(environment: dict[str, str]) -> dict[str, str]:
-    return {
-        name: value
-        for name, value in environment.items()
-        if name.startswith(_KEPT) and name not in _ANY
-    }
-
-
-# -- the command
-
-
-def _client() -> None:
-    name, address, settings, *words = sys.argv[1:]
-    interpreter = sys.executable
-    argv = [interpreter, *(("-m", "gpuprobe") if name == "gpuprobe" else ()), *words]
-    if _RANKS in os.environ and argv[1:2] == ["-u"]:  # torchrun adds it
-        del argv[1]
-        os.environ["PYTHONUNBUFFERED"] = "1"
-    environment = dict(os.environ)
-    compared = _without_engine(environment) if _inherits(argv[1:]) else environment
-    if not _imports_torch(argv[1:]) or _settings(compared) != json.loads(settings):
-        os.execv(interpreter, argv)
-    request = Request(
-        argv[1:],
-        str(Path.cwd()),
-        {**environment, _ADDRESS: address},
-        session=os.getsid(0) == os.getpid(),
-        command=str(Path(address).parent / "bin" / "python"),
-        end="libraries",
-    )
-    with _sent(address, request, [0, 1, 2]) as replies:
-        status = _followed(replies)
-    if status < 0:
-        if -status != signal.SIGKILL:
-            signal.signal(-status, signal.SIG_DFL)
-        os.kill(os.getpid(), -status)
-    os._exit(status)
-
-
-def _followed(replies: TextIO) -> int:
-    """How the process ended. Signals for this process are sent to that one."""
-    process = int(replies.readline())
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda given, frame: _send(process, given))
-    return int(replies.readline() or -signal.SIGKILL)
-
-
-def _send(process: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(process, number)
-
-
-_TRIAL_SERVER = ["-m", "gpuprobe.api.trial_server"]
-
-
-def _inherits(words: list[str]) -> bool:
-    """Whether the program is one of gpuprobe's own processes, which inherit a simulated GPU, or a
-    rank of `ranks`. Other processes of users' programs show how an interpreter begins with one.
-    """
-    if words[:2] == _TRIAL_SERVER or (_RANKS in os.environ and words[:1][0].endswith(".py")):
-        return True
-    return words[:1] == ["-c"] and words[1].startswith("from gpuprobe.api.estimates import ")
-
-
-def _without_engine(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without the settings that load the engine, which the server has loaded."""
-    kept = dict(environment)
-    for name, separator, ours in (
-        ("LD_PRELOAD", " ", "libgpuprobe-preload.so"),
-        ("PYTHONPATH", os.pathsep, "startup"),
-    ):
-        entries = environment.get(name, "").split(separator)
-        rest = [entry for entry in entries if entry and Path(entry).name != ours]
-        if rest:
-            kept[name] = separator.join(rest)
-        else:
-            kept.pop(name, None)
-    return kept
-
-
-def _imports_torch(words: list[str]) -> bool:
-    if words[:2] == _TRIAL_SERVER:
-        return True
-    if words[:2] == ["-m", "gpuprobe"]:
-        return len(words) > 2 and words[2] in _COMMANDS and not {"-h", "--help"} & {*words}
-    return words[:1] == ["-c"] or words[:2] == ["-m", "pytest"] or words[:1][0].endswith(".py")
 
 
 # -- the server
@@ -379,65 +272,130 @@ def _serve(listening: socket.socket, modules: Sequence[str], *, one_at_a_time: b
     torch.nn.Linear(2, 2)
     for module in modules:
         importlib.import_module(module)
+    if "gpuprobe.native.session" in modules:
+        _prepare_simulated_gpus()
     gc.collect()
     gc.freeze()  # collections in the forked processes leave these objects, and their memory, alone
+    return _next(listening, one_at_a_time)
+
+
+def _prepare_simulated_gpus() -> None:
+    """Do what each program with a simulated GPU would do first, and what stays after it: that takes
+    0.15 s of processor time.
+    """
+    from gpuprobe.catalogue.gpus import find
+    from gpuprobe.torch_support.operator_calls import watch
+
+    find("h100-80gb")
+    watch(lambda op, args, kwargs, below: below(op, args, kwargs))()
+
+
+def _next(listening: socket.socket, one_at_a_time: bool) -> Request:
+    """Fork for each request. Returns in the forked process."""
+    running: dict[int, Running] = {}
     while True:
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        if 0 in select.select([listening, 0], [], [])[0]:
-            os._exit(0)  # the tests have ended
-        line, _ = listening.accept()
-        if not one_at_a_time and os.fork():
+        _wait(listening, running)
+        line = listening.accept()[0]
+        received = _received(line)
+        if received is None:
             line.close()
             continue
-        head, streams, _, _ = socket.recv_fds(line, 4, 16)
-        size = int.from_bytes(head, "little")
-        text = b""
-        while len(text) < size:
-            text += line.recv(size - len(text))
-        request = Request(**json.loads(text))
+        request, streams = received
+        assert one_at_a_time or not request.seconds
         if request.seconds:
             ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         process = os.fork()
-        if process:
-            for stream in streams:
-                os.close(stream)
-            _wait(process, line, request)
-            line.close()
-            if one_at_a_time:
-                continue
+        if not process:
+            break
+        for stream in streams:
+            os.close(stream)
+        started = Running(process, line, request, time.monotonic())
+        ended = os.pidfd_open(process)
+        with contextlib.suppress(OSError):
+            line.sendall(f"{process}\n".encode())
+        if one_at_a_time:
+            select.select([ended, line], [], [], request.seconds or None)
+            _finish(started, ended)
+        else:
+            running[ended] = started
+    listening.close()
+    line.close()
+    for ended, one in running.items():
+        os.close(ended)
+        one.line.close()
+    if request.session:
+        os.setsid()
+    _begin(request, streams)
+    return request
+
+
+def _wait(listening: socket.socket, running: dict[int, Running]) -> None:
+    """Report ends, until a command connects."""
+    ready: list[Any] = []
+    while listening not in ready:
+        waiting = [listening, 0, *running, *(one.line for one in running.values())]
+        ready = select.select(waiting, [], [])[0]
+        if 0 in ready:  # the tests have ended
+            for one in running.values():
+                _kill(one)
             os._exit(0)
-        listening.close()
-        if request.session:
-            os.setsid()
-        line.close()
-        _begin(request, streams)
-        return request
+        for ended, one in [*running.items()]:
+            if ended in ready or one.line in ready:
+                del running[ended]
+                _finish(one, ended)
+
+
+def _received(line: socket.socket) -> tuple[Request, list[int]] | None:
+    """The request of a command and its descriptors, or None if the command is gone."""
+    head, streams, _, _ = socket.recv_fds(line, 4, 16)
+    size = int.from_bytes(head, "little")
+    text = b""
+    while len(text) < size:
+        part = line.recv(size - len(text))
+        if not part:
+            break
+        text += part
+    if not text or len(text) < size:
+        for stream in streams:
+            os.close(stream)
+        return None
+    return Request(**marshal.loads(text)), streams
+
+
+class Running(NamedTuple):
+    process: int
+    line: socket.socket  # to the command: its end is the command's
+    request: Request
+    started: float  # `time.monotonic`
 
 
 _PR_SET_CHILD_SUBREAPER = 36
 """Of ``prctl``: processes that a child leaves behind become children of this one."""
 
 
-def _wait(process: int, line: socket.socket, request: Request) -> None:
-    """Report to the command how its process ended. If the command is gone, end the process, and its
-    process group if the command led a session: it was ended as a group too."""
-    line.sendall(f"{process}\n".encode())
-    ended = os.pidfd_open(process)
-    limit = time.monotonic() + request.seconds if request.seconds else None
-    timeout = request.seconds or None
-    if ended not in select.select([ended, line], [], [], timeout)[0]:
-        os.kill(process, signal.SIGKILL)
-        if request.session:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process, signal.SIGKILL)
-    status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-    if limit is not None:
-        _end_others(limit)
+def _kill(one: Running) -> None:
+    """End a process, and its process group if the command led a session: that was ended as a group,
+    too.
+    """
+    os.kill(one.process, signal.SIGKILL)
+    if one.request.session:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(one.process, signal.SIGKILL)
+
+
+def _finish(one: Running, ended: int) -> None:
+    """Report to the command how its process ended. If the command is gone, or the process took too
+    long, end it.
+    """
+    if ended not in select.select([ended], [], [], 0)[0]:
+        _kill(one)
+    status = os.waitstatus_to_exitcode(os.waitpid(one.process, 0)[1])
+    if one.request.seconds:
+        _end_others(one.started + one.request.seconds)
     os.close(ended)
     with contextlib.suppress(OSError):
-        line.sendall(f"{status}\n".encode())
+        one.line.sendall(f"{status}\n".encode())
+    one.line.close()
 
 
 def _end_others(limit: float) -> None:
@@ -477,7 +435,7 @@ def _begin(request: Request, streams: list[int]) -> None:
         resource.setrlimit(kind, (limit, resource.getrlimit(kind)[1]))
     if request.program:
         os.execve(request.program, [request.program, *request.argv], request.environment)
-    if request.end == "at once":
+    if request.end != "interpreter":
         # Those of the server's imports: torch's take a third of the time of a small program.
         for living in list(weakref.finalize._registry):  # type: ignore[attr-defined]
             living.atexit = False
@@ -485,8 +443,9 @@ def _begin(request: Request, streams: list[int]) -> None:
     os.environ.update(request.environment)
     if request.command and NESTED.items() <= os.environ.items():
         sys.executable = request.command
+    sys.argv, sys.orig_argv = request.argv, [sys.executable, *request.argv]
     _begin_python(request)
-    if request.command and _inherits(request.argv) and "GPUPROBE_NATIVE" in os.environ:
+    if request.command and warm_client.inherits(request.argv) and "GPUPROBE_NATIVE" in os.environ:
         from gpuprobe.api.inherited import follow_torch
 
         follow_torch()  # as `gpuprobe/startup/sitecustomize.py` does
@@ -569,8 +528,12 @@ def _reported(error: BaseException) -> object:
     trace = error.__traceback__
     while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
+    error = error.with_traceback(trace)
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
+    if sys.version_info >= (3, 12):
+        sys.last_exc = error
     try:
-        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        sys.excepthook(type(error), error, trace)
     except SystemExit as ended:
         return ended.code
     except BaseException as second:  # noqa: BLE001 - as Python does
@@ -631,14 +594,15 @@ def _end(code: object, how: End) -> NoReturn:
     if interrupted:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
+    distributed = sys.modules.get("torch.distributed")
     if how == "libraries":
-        ctypes.PyDLL(None).exit((code or 0) & 0xFF)
+        ctypes.CDLL(None).fflush(None)
+        if distributed is not None and distributed.is_initialized():
+            ctypes.PyDLL(None).exit((code or 0) & 0xFF)
     os._exit((code or 0) & 0xFF)
 
 
-if __name__ == "client":
-    _client()
-elif __name__ == "__main__":
+if __name__ == "__main__":
     # Without functions in between, the program's depth is that of an interpreter, but for one.
     _request = _serve(
         socket.socket(fileno=int(sys.argv[1])),
