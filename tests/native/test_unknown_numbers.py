@@ -42,8 +42,10 @@ class Noted:
         return passing.sorts(_caller())
 
     def escape(self, need: str, *, floating: bool = True) -> float:
-        self.needs.append(need)
-        return PLACEHOLDER
+        caller = _caller()
+        text = floating and caller is not None and passing.only_text(caller)
+        self.needs.append("text" if text else need)
+        return math.nan if text else PLACEHOLDER
 
     def printed(self) -> None:
         self.needs.append("text")
@@ -196,6 +198,59 @@ def test_the_larger_of_an_unknown_number_and_another_is_unknown(noted: Noted) ->
     ]  # fmt: skip
     assert all(isinstance(result, UnknownFloat) for result in results)
     assert not noted.needs
+
+
+def assigned(x: Any) -> str:
+    value = float(x)
+    total = 0.0
+    total += value * 2
+    return f"{value:.1f} of {total / 2}"
+
+
+def also_compared(x: Any) -> str:
+    value = float(x)
+    return f"{value}" if value > 1 else "small"
+
+
+def also_returned(x: Any) -> tuple[str, float]:
+    value = float(x)
+    return f"{value}", value
+
+
+@pytest.mark.parametrize(
+    "makes",
+    [
+        lambda x: f"{float(x):.3f}",
+        lambda x: f"{100 * float(x) - 1:.1f} of {2}",
+        lambda x: print(float(x), round(float(x), 2)),
+        lambda x: str(-float(x)),
+        lambda x: "{:.2f}".format(float(x)),  # noqa: UP032
+        lambda x: "%.2f" % float(x),  # noqa: UP031
+        lambda x: "%s: %.2f" % ("loss", float(x)),  # noqa: UP031
+        assigned,
+    ],
+)
+def test_a_plain_number_that_only_becomes_text_is_no_decision(makes: Any, noted: Noted) -> None:
+    makes(UnknownFloat(noted))
+    assert set(noted.needs) == {"text"}
+
+
+@pytest.mark.parametrize(
+    "takes",
+    [
+        lambda x: [float(x)],
+        lambda x: float(x) > 1,
+        lambda x: f"{'much' if float(x) > 1 else 'little'}",
+        lambda x: f"{round(float(x))}",
+        lambda x: f"{not float(x)}",
+        lambda x: math.floor(float(x)),
+        also_compared,
+        also_returned,
+    ],
+)
+def test_other_uses_of_a_plain_number_are_noted(takes: Any, noted: Noted) -> None:
+    takes(UnknownFloat(noted))
+    assert "a plain number" in noted.needs
 
 
 def test_numpy_meets_its_rules(noted: Noted) -> None:

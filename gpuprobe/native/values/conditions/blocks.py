@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import Final
 
-from gpuprobe.native.values.conditions.source import SourceTree, name_of
+from gpuprobe.native.values.conditions.source import SourceTree
 
 _ENDS: Final = frozenset({"sys.exit", "exit", "quit", "os._exit", "os.abort"})
 _FAILS: Final = re.compile(r"_?(raise|throw|fail)(_\w+)?")
@@ -22,6 +22,7 @@ _REPORTS: Final = re.compile(
 _METHODS: Final = frozenset(
     {"critical", "debug", "error", "exception", "info", "log", "print", "write", "flush", "echo"}
 )
+_MESSAGES: Final = frozenset({"critical", "debug", "error", "exception", "info", "warning"})
 _FLAGS: Final = re.compile(r"warned|warning_(issued|shown)|logged|printed")
 _LEAVE: Final = (ast.Return, ast.Break, ast.Continue)
 
@@ -55,17 +56,20 @@ def reports(call: ast.expr) -> bool:
     """Whether a call prints, logs or warns."""
     if not isinstance(call, ast.Call):
         return False
-    return bool(_REPORTS.fullmatch(name_of(call.func))) or prints(call)
+    *base, name = dotted(call.func).split(".")
+    if _REPORTS.fullmatch(name) or prints(call):
+        return True
+    return name in _METHODS and any(_LOGGERS.fullmatch(part) for part in base)
 
 
 def prints(call: ast.Call) -> bool:
-    """Whether a call makes text of its arguments, and does nothing else: ``print``, a logger's
-    methods, and tqdm's ``set_postfix``.
+    """Whether a call makes text of its arguments, and does nothing else with them: ``print``, a
+    logger's messages, and tqdm's ``set_postfix``.
     """
     *base, name = dotted(call.func).split(".")
-    if name in _METHODS:
-        return name == "print" or any(_LOGGERS.fullmatch(part) for part in base)
-    return name == "set_postfix"
+    if name in _MESSAGES:
+        return any(_LOGGERS.fullmatch(part) for part in base)
+    return name == "set_postfix" or (name == "print" and not base)
 
 
 def dotted(node: ast.expr) -> str:

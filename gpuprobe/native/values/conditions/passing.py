@@ -19,7 +19,7 @@ from gpuprobe.native.values.conditions.source import (
 )
 
 _TEXT: Final = frozenset({"str", "repr", "format"})
-_AVERAGES: Final = frozenset({"average", "mean", "median", "std", "sum", "var"})
+_AVERAGES: Final = frozenset({"average", "mean", "std", "sum", "var"})
 """Functions of NumPy whose result is NaN if a number is."""
 _NUMBERS: Final = frozenset({"abs", "float", "round"}) | _AVERAGES
 
@@ -36,7 +36,15 @@ def only_text(frame: FrameType, *, averaged: bool = False) -> bool:
     if averaged:
         nodes = [node for node in nodes if _called(node) in _AVERAGES]
     none: frozenset[str] = frozenset()
-    return bool(nodes) and all(_formats(node) or _to_text(node, source, none) for node in nodes)
+    # Where the interpreter keeps only lines, the nodes are all calls of one.
+    return bool(nodes) and all(
+        _formats(node) or _is_text(node) or _to_text(node, source, none) for node in nodes
+    )
+
+
+def _is_text(node: ast.AST) -> bool:
+    """Whether a call makes text of its arguments, and does nothing else."""
+    return isinstance(node, ast.Call) and (prints(node) or _called(node) in _TEXT)
 
 
 def _called(node: ast.expr) -> str:
@@ -62,7 +70,7 @@ def _to_text(node: ast.AST, source: SourceTree, names: frozenset[str]) -> bool:
         if isinstance(parent, ast.Call):
             if child is parent.func:
                 return False
-            if prints(parent) or _called(parent) in _TEXT:
+            if _is_text(parent):
                 return True
             if _called(parent) not in _NUMBERS or _makes_whole(parent):
                 return False
@@ -73,10 +81,14 @@ def _to_text(node: ast.AST, source: SourceTree, names: frozenset[str]) -> bool:
             return _named(parent, source, names)
         elif isinstance(parent, (ast.Tuple, ast.Dict)):
             return _formats(source.parents[parent])
-        elif not isinstance(parent, ast.keyword):
+        elif not isinstance(parent, (ast.keyword, ast.UnaryOp)) or _denies(parent):
             return False
         child = parent
     return False
+
+
+def _denies(node: ast.AST) -> bool:
+    return isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
 
 
 def _makes_whole(call: ast.Call) -> bool:
