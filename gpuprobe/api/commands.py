@@ -139,9 +139,10 @@ def run_command(
     force: bool = False,
     gpu: str | None = None,
     compute: str = "real",
+    uses: bool = False,
 ) -> CommandResult:
-    """Run a command and record what it runs into ``output``; ``gpu`` and ``compute`` as for
-    `gpuprobe.api.watch.run`.
+    """Run a command and record what it runs into ``output``; ``gpu``, ``compute`` and ``uses`` as
+    for `gpuprobe.api.watch.run`.
 
     Raises UsageError if it cannot be started or ``output`` cannot be created, and
     EnvironmentUnavailable where simulated GPUs do not run.
@@ -153,7 +154,7 @@ def run_command(
     _ensure_free(output, force)
     with ExitStack() as stack:
         notes = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpuprobe-")))
-        first = _follow(environment, output, notes, level, trace_steps, tuple(words))
+        first = _follow(environment, output, notes, level, trace_steps, uses, tuple(words))
         code, interrupted = _wait(words, environment)
         assumed, unrecorded = _read(notes)
     return CommandResult(code, interrupted, tuple(_recordings(output, first)), assumed, unrecorded)
@@ -179,6 +180,7 @@ def _follow(
     notes: Path,
     level: str,
     trace_steps: str,
+    uses: bool,
     words: tuple[str, ...],
 ) -> int:
     """Have processes with this environment record themselves; returns the number of the first job
@@ -189,7 +191,9 @@ def _follow(
     from gpuprobe.torch_support.process_gpus import add_startup
 
     job = recorded.next_job(output)
-    make = functools.partial(child_recorder, level=level, trace_steps=trace_steps, argv=words)
+    make = functools.partial(
+        child_recorder, level=level, trace_steps=trace_steps, uses=uses, argv=words
+    )
     start = recorded.Children(output, job, 0, 1, notes, child_writer, make, main=False)
     environment[children.ORDERS] = children.orders(start)
     environment[recorded.NOTES] = str(notes)

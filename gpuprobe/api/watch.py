@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import logging
 import os
@@ -11,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from gpuprobe.hazard_watch.results import FindingsSoFar
     from gpuprobe.hazards.findings.results import Hazards
     from gpuprobe.model.findings import Finding
+    from gpuprobe.model.needs import UsesCost
     from gpuprobe.model.run.session import Step
     from gpuprobe.model.trace import MemoryTrace
     from gpuprobe.native.session import NativeSession
@@ -66,6 +67,7 @@ def record(
     warn: Callable[[str], None] | None = None,
     trace_steps: str = "",
     on_step: Callable[[Step], None] | None = None,
+    uses: bool = False,
 ) -> Recorder:
     """Record the memory of the training steps inside this context.
 
@@ -80,8 +82,10 @@ def record(
     ``optimizer`` are optional: they are detected. ``level="counters"`` has almost no overhead;
     ``"trace"`` records every allocation. ``trace_steps`` selects the steps to trace, counted from
     0: ``"3,100-102"`` or ``"all"``; by default the first three, and unusual ones (a new peak after
-    the warm-up, a retry of the allocator). ``force`` replaces an
-    existing recording. ``on_step`` is called with every step's record after it has been written,
+    the warm-up, a retry of the allocator). ``uses`` also notes which
+    operators use the memory, on a GPU that is not simulated (on a simulated one they always are);
+    it implies ``"trace"``, and costs time for each operator. ``force`` replaces an existing
+    recording. ``on_step`` is called with every step's record after it has been written,
     from another thread; it must not raise.
 
     Raises UsageError if ``path`` cannot be created or the level is unknown, MissingExtra without
@@ -103,6 +107,7 @@ def record(
         raise UsageError(f"unknown level {level!r}", hint=f"one of: {', '.join(LEVELS)}")
     if trace_steps:
         chosen_steps(trace_steps)  # invalid steps fail before anything is written
+    if trace_steps or uses:
         level = "trace"
     rank, _, world_size = ranks()
     writer = RecordingWriter.create(Path(path), rank=rank, world_size=world_size, force=force)
@@ -114,6 +119,7 @@ def record(
         argv=tuple(sys.argv),
         warn=warn or logging.getLogger("gpuprobe").warning,
         trace_steps=trace_steps,
+        uses=uses,
     )
 
 
@@ -132,7 +138,7 @@ def child_writer(path: Path, rank: int, ranks: int) -> RecordingWriter:
 def child_recorder(sink: Sink, **settings: Any) -> Recorder:
     """The recorder of a process that a recorded program or command starts."""
     trace_steps = settings["trace_steps"]
-    level = "trace" if trace_steps else settings.pop("level")
+    level = "trace" if trace_steps or settings["uses"] else settings["level"]
     return _recorder(sink, **{**settings, "level": level})
 
 
@@ -184,7 +190,8 @@ class RunResult(NamedTuple):
     ``assumed``: the assumptions of a simulated GPU; ``spawned``: the recordings of jobs that the
     program started (``torch.multiprocessing.spawn``, or processes that joined a process group);
     ``children``: the number of processes that the program started and that used a GPU, without
-    those of ``torch.multiprocessing.spawn``.
+    those of ``torch.multiprocessing.spawn``; ``uses_cost``: what noting the uses of memory has cost
+    in this process, if that was asked for.
     """
 
     exit_code: int
@@ -193,6 +200,7 @@ class RunResult(NamedTuple):
     assumed: tuple[str, ...] = ()
     spawned: tuple[Path, ...] = ()
     children: int = 0
+    uses_cost: UsesCost | None = None
 
 
 def default_output(name: str, *, module: bool = False, replace: bool = False) -> Path:
@@ -298,6 +306,7 @@ def run(
     measure: bool = False,
     holders: bool = True,
     endless: bool = False,
+    uses: bool = False,
 ) -> RunResult:
     """Run a program in this process and record it into ``output``.
 
@@ -309,8 +318,11 @@ def run(
     large program makes its first step without values, so that their cost is known: CostMeasured if
     they are affordable, and the program must run again from its start, without a recording.
     ``holders``: at level ``trace``, record what holds tensors at the end. ``endless``: the
-    simulated GPU never runs out of memory.
+    simulated GPU never runs out of memory. ``uses``: as for `record`.
     """
+    recorded = partial(
+        _recorded, loaded, output, level, force, warn, hazards, trace_steps, on_step, holders, uses
+    )
     if gpu is not None:
         from gpuprobe.api.simulated_gpu import require_torch
 
@@ -320,9 +332,7 @@ def run(
 
         with session_of(EngineOptions(gpu, compute, measure=measure, endless=endless)) as session:
             session.assume_unknown()  # the result reports it
-            result = _recorded(
-                loaded, output, level, force, warn, hazards, trace_steps, on_step, session, holders
-            )
+            result = recorded(session)
             if not isinstance(result.error, (TooLarge, CostMeasured)):
                 try:
                     session.check_measured(result.error)
@@ -338,9 +348,7 @@ def run(
             raise EnvironmentUnavailable(text, hint="--compute auto")
         assumed = dict.fromkeys((*session.assumed, *result.assumed))
         return result._replace(assumed=tuple(assumed))
-    return _recorded(
-        loaded, output, level, force, warn, hazards, trace_steps, on_step, None, holders
-    )
+    return recorded(None)
 
 
 def _recorded(
@@ -352,14 +360,15 @@ def _recorded(
     hazards: bool,
     trace_steps: str,
     on_step: Callable[[Step], None] | None,
-    session: NativeSession | None,
     holders: bool,
+    uses: bool,
+    session: NativeSession | None,
 ) -> RunResult:
     """Run a program in this process, on the GPUs of ``session``, and record it."""
     from gpuprobe.patching import when_imported
     from gpuprobe.sampler.program import exit_code, python_restored, signals_restored
 
-    children = _StartedProcesses(output.absolute(), level, trace_steps, tuple(loaded.argv))
+    children = _StartedProcesses(output.absolute(), level, trace_steps, uses, tuple(loaded.argv))
     error: BaseException | None = None
     code = 0
     found: Hazards | None = None
@@ -372,7 +381,13 @@ def _recorded(
                 findings_so_far(), on_step, lambda finding: recorder.found(finding)
             )
         recorder = record(
-            output, level=level, force=force, warn=warn, trace_steps=trace_steps, on_step=on_step
+            output,
+            level=level,
+            force=force,
+            warn=warn,
+            trace_steps=trace_steps,
+            on_step=on_step,
+            uses=uses,
         )
         recorder.set_argv(loaded.argv)
         if not holders:
@@ -410,6 +425,7 @@ def _recorded(
                 assumed=children.assumed,
                 spawned=_as_requested(output, tuple(children.recordings())),
                 children=len(started),
+                uses_cost=recorder.uses_cost,
             )
     return result
 
@@ -464,10 +480,13 @@ class _StartedProcesses:
     level. ``output`` is absolute: the program may change the working directory.
     """
 
-    def __init__(self, output: Path, level: str, trace_steps: str, argv: tuple[str, ...]) -> None:
+    def __init__(
+        self, output: Path, level: str, trace_steps: str, uses: bool, argv: tuple[str, ...]
+    ) -> None:
         self._output = output
         self._level = level
         self._trace_steps = trace_steps
+        self._uses = uses
         self._argv = argv
         self._first_job = 0
         self._folder: Path | None = None  # of the notes that the processes leave
@@ -479,7 +498,7 @@ class _StartedProcesses:
         self.follow(recorder, stack)
         from gpuprobe.sampler.processes.recorded import follow_spawns  # it imports torch
 
-        child = functools.partial(record, level=self._level, trace_steps=self._trace_steps)
+        child = partial(record, level=self._level, trace_steps=self._trace_steps, uses=self._uses)
         stack.callback(follow_spawns(self._output, child))
 
     def follow(self, recorder: Recorder, stack: ExitStack) -> None:
@@ -510,10 +529,11 @@ class _StartedProcesses:
         self._folder = folder
         stack.callback(_remove, folder, os.getpid())
         rank, _, count = ranks()
-        make = functools.partial(
+        make = partial(
             child_recorder,
             level=self._level,
             trace_steps=self._trace_steps,
+            uses=self._uses,
             argv=self._argv,
         )
         os.environ[recorded.NOTES] = str(folder)

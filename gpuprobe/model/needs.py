@@ -150,3 +150,13 @@ class LifespanTable:
     total: int
     rows: tuple[Lifespan, ...]
     timed: bool
+
+
+@record(frozen=True)
+class UsesCost:
+    """What noting the uses of memory has cost: for so many operators, the host's time for each in
+    nanoseconds.
+    """
+
+    operators: int
+    each_ns: int

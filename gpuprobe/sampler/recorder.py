@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
     from torch.optim import Optimizer
 
+    from gpuprobe.model.needs import UsesCost
     from gpuprobe.sampler.hooks.torch_hooks import Hooks
     from gpuprobe.sampler.tracing.tensors import Known
 
@@ -82,6 +83,12 @@ def _guarded(method: _F) -> _F:
     return guarded  # type: ignore[return-value]
 
 
+NO_USES = BlindSpot(
+    "the uses of memory: they are noted for GPUs only, and there is none",
+    "what the memory is needed for is unknown",
+)
+
+
 class Recorder:
     """Records a program's training steps. A context manager, created by `gpuprobe.record`.
 
@@ -100,17 +107,21 @@ class Recorder:
         convert: Callable[[dict[str, Any], int], MemoryTrace] | None = None,
         warn: Callable[[str], None] = _log.warning,
         trace_steps: str = "",
+        uses: bool = False,
     ) -> None:
         """``model`` and ``optimizer`` may each be one or a list; without them they are detected.
 
         ``convert`` turns a torch snapshot into a trace (CUDA only); ``warn`` gets the one line that
-        is shown when something in gpuprobe fails. ``trace_steps``: see `chosen_steps`. Raises
-        UsageError for an unknown level or for steps that cannot be parsed.
+        is shown when something in gpuprobe fails. ``trace_steps``: see `chosen_steps`. ``uses``:
+        at level ``trace``, also note which operators use the memory of a GPU that is not simulated
+        (on a simulated one they always are), and time that (`uses_cost`). Raises UsageError for an
+        unknown level or for steps that cannot be parsed.
         """
         if level not in LEVELS:
             raise UsageError(f"unknown level {level!r}", hint=f"one of: {', '.join(LEVELS)}")
         self._sink = sink
         self._level = level
+        self._uses = uses
         self._argv = tuple(argv)
         self._failures = Failures(warn)
         self._write = self._failures.write
@@ -159,6 +170,13 @@ class Recorder:
         self._step_owner = StepOwner()
         self._known_optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
+    @property
+    def uses_cost(self) -> UsesCost | None:
+        """What noting the uses of memory has cost, once the recording was stopped; None if they
+        were not asked for.
+        """
+        return self._traces.uses_cost
+
     # -- life
 
     def __enter__(self) -> Recorder:
@@ -201,7 +219,11 @@ class Recorder:
 
             self._end_sharing = history.install()
         if self._level == "trace" and cuda:
-            self._traces.start_cuda(self._timeline, self.fault, simulated=simulated)
+            self._traces.start_cuda(
+                self._timeline, self.fault, simulated=simulated, uses=self._uses
+            )
+        elif self._uses:
+            self._blind((NO_USES,))
         _in_forked_processes(self._forget)
         try:
             with self._no_torch_function():

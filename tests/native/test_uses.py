@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -175,3 +176,15 @@ def test_a_step_with_too_many_uses_has_none(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     shown = gpuprobe("report", "--json", "run.gpuprobe", cwd=tmp_path)
     assert "not traced" in json.loads(shown.stdout)["needs"]["unavailable"]
+
+
+def test_the_option_prints_what_it_costs(tmp_path: Path) -> None:
+    """It implies level trace. That hardware needs it: `tests/sampler/test_uses_option.py`."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    done = gpuprobe("run", "--gpu", "t4", "--uses", "--output", "run", "program.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    cost = re.search(r"--uses: about \S+ \S+ of the host for each of (\d+) ", done.stderr)
+    assert cost is not None
+    assert int(cost[1]) >= PROGRAM.count("torch.")
+    shown = gpuprobe("report", "--json", "run", cwd=tmp_path)
+    assert lines(json.loads(shown.stdout)["needs"], "never_used") == {5: (12 * MIB, None, "")}

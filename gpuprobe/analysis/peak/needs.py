@@ -22,7 +22,7 @@ _STATE = frozenset(
 _OOM = TraceAction.OOM.code
 
 NOT_TRACED = Unavailable(
-    "the uses of memory were not traced: on a simulated GPU, level 'trace' does",
+    "the uses of memory were not traced: level 'trace' does on a simulated GPU, --uses on any",
     ReadStatus.NOT_COLLECTED,
 )
 

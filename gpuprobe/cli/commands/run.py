@@ -22,7 +22,7 @@ from gpuprobe.cli.options import Target, add_gpu, add_program, program_of
 from gpuprobe.cli.output import flush_stdout
 from gpuprobe.cli.status_line import StatusLine
 from gpuprobe.errors import CostMeasured, GpuprobeError, UsageError
-from gpuprobe.model.text import visible
+from gpuprobe.model.text import human_ns, visible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from gpuprobe.api.commands import CommandResult
     from gpuprobe.api.hazards import Hazards, KnownFinding, Patch
     from gpuprobe.api.watch import Program, RunResult
+    from gpuprobe.model.needs import UsesCost
 
 _FILES = ("hazards_json", "hazards_sarif", "hazards_junit", "hazards_patch", "hazards_baseline")
 
@@ -43,7 +44,7 @@ EXAMPLES = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
-        "gpuprobe run [--level counters|trace] [--trace-steps STEPS] "
+        "gpuprobe run [--level counters|trace] [--trace-steps STEPS] [--uses] "
         "[--gpu GPU [--compute auto|real|shapes] [--endless]] [--hazards] "
         "[--hazards-patch FILE] [-o DIR] [--force] [--quiet] "
         "(SCRIPT | -m MODULE | [--] COMMAND) [ARGS ...]"
@@ -59,6 +60,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="",
         metavar="STEPS",
         help="trace these steps, counted from 0: 3,100-102 or all (implies --level trace)",
+    )
+    parser.add_argument(
+        "--uses",
+        action="store_true",
+        help="also note which operators use each block, for what memory is needed for (implies "
+        "--level trace); always on a simulated GPU, and on a real one the cost is printed",
     )
     add_gpu(
         parser,
@@ -165,6 +172,7 @@ def _run_program(args: argparse.Namespace, target: Target) -> int:
             on_step=None if silent else StatusLine().step,
             measure=os.environ.pop(_MEASURED, None) is None,
             endless=args.endless,
+            uses=args.uses,
         )
     except CostMeasured as cost:
         _start_again(str(cost), folder)
@@ -210,6 +218,8 @@ def _after(
             stderr.note("torch finds no GPU here; to run the program on a simulated one:")
             stderr.note(f"  {simulate}")
         _summarize(where, args.gpu or "")
+        if result.uses_cost is not None:
+            stderr.note(_cost_of_uses(result.uses_cost))
         for path in result.spawned:
             shown = os.path.relpath(path)
             stderr.note(f"recording of the spawned processes: {shown}   (gpuprobe report {shown})")
@@ -217,6 +227,14 @@ def _after(
     if result.hazards is not None:
         code = _report_and_compare(args, result.hazards, known, code)
     return code
+
+
+def _cost_of_uses(cost: UsesCost) -> str:
+    whole = human_ns(cost.operators * cost.each_ns)
+    return (
+        f"--uses: about {human_ns(cost.each_ns)} of the host for each of {cost.operators:,} "
+        f"operators, {whole} in all"
+    )
 
 
 _MEASURED = "GPUPROBE_MEASURED"
@@ -254,6 +272,7 @@ def _run_command(args: argparse.Namespace, words: list[str]) -> int:
         force=args.force,
         gpu=args.gpu,
         compute=args.compute,
+        uses=args.uses,
     )
     if result.interrupted:
         stderr.error(f"{words[0]} was interrupted")

@@ -17,6 +17,7 @@ from gpuprobe.sampler.timeline import PhaseSpan, PhaseTimeline
 from gpuprobe.torch_support.engine_reports import launch_counter
 
 if TYPE_CHECKING:
+    from gpuprobe.model.needs import UsesCost
     from gpuprobe.sampler.tracing.calls import BackwardCalls, ModuleCalls
     from gpuprobe.sampler.tracing.cpu import CpuTrace
     from gpuprobe.sampler.tracing.cuda import CudaTrace
@@ -110,6 +111,8 @@ class Traces:
         self.places: Any = None  # OperatorPlaces, if anything numbers them
         self.uses: Uses | None = None
         self.held: HeldMemory | None = None
+        self.uses_cost: UsesCost | None = None
+        """What noting them has cost, if they were asked for; set by `stop`."""
         self._patches = Patches()
         self.peak = -1
         self._written_peak = -1
@@ -153,9 +156,11 @@ class Traces:
         on_fault: Callable[[Exception], None],
         *,
         simulated: bool = False,
+        uses: bool = False,
     ) -> None:
-        """Record the allocator's history of the first steps, and their launches if these can be
-        counted. ``simulated``: the GPUs are. Raises UsageError without a converter of snapshots.
+        """Record the allocator's history of the first steps, their launches if these can be
+        counted, and the uses of memory if the GPUs are ``simulated`` or if ``uses`` asks for them.
+        Raises UsageError without a converter of snapshots.
         """
         from gpuprobe.sampler.tracing.cuda import BLIND_SPOTS, CudaTrace
 
@@ -165,7 +170,7 @@ class Traces:
         self._records_all = simulated
         self._blind(*BLIND_SPOTS)
         counter = launch_counter()
-        if simulated or counter is not None:
+        if simulated or uses or counter is not None:
             from gpuprobe.sampler.tracing.places import OperatorPlaces
 
             self.places = OperatorPlaces(cuda.modules, cuda.backward, on_fault)
@@ -174,12 +179,16 @@ class Traces:
 
             self.launches = LaunchTrace(counter, self.places, cuda.modules, lambda: timeline.path)
             timeline.path_changed = self.launches.path_changed
-        if simulated:
+        if simulated or uses:
             from gpuprobe.sampler.tracing.held import HeldMemory
             from gpuprobe.sampler.tracing.uses import Uses
 
             self.uses = cuda.uses = Uses(
-                self.places, lambda: timeline.path, self._places_are_counted, on_fault
+                self.places,
+                lambda: timeline.path,
+                self._places_are_counted,
+                on_fault,
+                timed=uses,
             )
             self.uses.traces_now = lambda: cuda.now(self._step + 1, ())
             self.uses.install(self._patches)
@@ -243,6 +252,8 @@ class Traces:
     def stop(self) -> None:
         """Stop all traces."""
         self._write_later(self._step)
+        if self.uses is not None:
+            self.uses_cost = self.uses.cost()
         self._patches.undo()
         self._stop_cuda()
         if self.cpu is not None:

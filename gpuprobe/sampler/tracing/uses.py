@@ -8,6 +8,9 @@ that were at these addresses then, by the clock of the history, as the calls of 
 use of what they touch. Blocks that are alive when a traced step ends are followed into later steps.
 
 Nothing is kept alive and the GPU is not queried: an address is read from the tensor.
+
+A simulated GPU is slower than that anyway, and its uses are always noted. On hardware each operator
+waits for Python, which a program has to ask for; `Uses.cost` says how long that was.
 """
 
 from __future__ import annotations
@@ -16,12 +19,14 @@ import functools
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from time import perf_counter_ns
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch._ops import OpOverload
 
 from gpuprobe.model.memory import TraceAction
+from gpuprobe.model.needs import UsesCost
 from gpuprobe.model.run.session import LaterUses
 from gpuprobe.model.trace import (
     GRAD_OFF,
@@ -52,7 +57,7 @@ from gpuprobe.sampler.tracing.places import OperatorPlaces
 from gpuprobe.torch_support.callers import passed_on
 from gpuprobe.torch_support.compiled_calls import follow_compiled_calls
 from gpuprobe.torch_support.kernels import runs_kernel, takes_shape
-from gpuprobe.torch_support.operator_calls import watch
+from gpuprobe.torch_support.operator_calls import unhandled, watch
 from gpuprobe.torch_support.tensors import parts
 
 MOST_USES: Final = 1 << 24
@@ -84,6 +89,12 @@ _NEVER: Final = 1 << 62
 _grad_enabled: Final = torch.is_grad_enabled
 _MOST_PADDED: Final = 1 << 20  # elements of a batch whose padding is looked for
 _ALL: Final = 1 << 62  # bytes: more than any block has
+
+
+_TIMED: Final = 64
+"""Of so many operators one is timed, where the cost is asked for."""
+_CALLS: Final = 200
+"""Calls of an operator that does nothing, to time what the watch costs by itself."""
 
 
 class _Operator(NamedTuple):
@@ -148,10 +159,14 @@ class Uses:
         path: Callable[[], str],
         placed: Callable[[], bool],
         on_fault: Callable[[Exception], None],
+        *,
+        timed: bool = False,
     ) -> None:
         """``path`` returns the phase that the program is in; ``placed``: whether something else
-        queries the place of each operator.
+        queries the place of each operator; ``timed``: for `cost`.
         """
+        self._timed = timed
+        self._spent = self._samples = 0  # nanoseconds, of that many operators
         self._places = places
         self._path = path
         self._placed = placed
@@ -243,9 +258,12 @@ class Uses:
         """An operator is called: see `gpuprobe.torch_support.operator_calls`."""
         if not self._on:
             return below(op, args, kwargs)
+        began = perf_counter_ns() if self._timed and not self._count % _TIMED else 0
         placed = self._placed()
         place = 0 if placed else self._places.here()
         number = self._begins(place)
+        if began:
+            self._spent += perf_counter_ns() - began
         try:
             result = below(op, args, kwargs)
         except BaseException as error:  # noqa: BLE001 - raised again
@@ -253,8 +271,25 @@ class Uses:
             self._guarded(self._returned, op, args, kwargs, None, number, placed)
             del args, kwargs
             raise passed_on(error)  # noqa: B904 - the same one
+        if not began:
+            self._guarded(self._returned, op, args, kwargs, result, number, placed)
+            return result
+        began = perf_counter_ns()
         self._guarded(self._returned, op, args, kwargs, result, number, placed)
+        self._spent += perf_counter_ns() - began
+        self._samples += 1
         return result
+
+    def cost(self) -> UsesCost | None:
+        """What noting uses has cost so far, if ``timed``; None without an operator. One in `_TIMED`
+        was timed, and the call of the watch is timed in a loop. Watches no more: call it before the
+        watch is undone.
+        """
+        self.stop()
+        if not self._samples:
+            return None
+        noted = self._spent // self._samples
+        return UsesCost(self._count, noted + max(0, _watch_ns() - _unwatched_ns()))
 
     def _begins(self, place: int) -> int:
         """An operator begins. Returns its number."""
@@ -550,6 +585,20 @@ class Uses:
             LaterUses(trace, step, tuple(rows), tuple(baseline))
             for trace, (rows, baseline) in later.items()
         ]
+
+
+def _watch_ns() -> int:
+    """Nanoseconds of an operator on the CPU that does nothing, as it is called in the program."""
+    tensor = torch.zeros(())
+    began = perf_counter_ns()
+    for _ in range(_CALLS):
+        torch.ops.aten.alias(tensor)
+    return (perf_counter_ns() - began) // _CALLS
+
+
+def _unwatched_ns() -> int:
+    with unhandled():
+        return _watch_ns()
 
 
 class _Blocks:

@@ -1,0 +1,63 @@
+"""The uses of memory on a GPU that is not simulated: they are noted if a program asks for them."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+import torch
+
+from gpuprobe.sampler.recorder import NO_USES, Recorder
+from gpuprobe.sampler.tracing.traces import Traces
+
+
+class Timeline:
+    path = "forward"
+
+
+class Sink:
+    """Keeps blind spots; everything else that is recorded is dropped."""
+
+    def __init__(self) -> None:
+        self.spots: list[object] = []
+
+    def blind_spot(self, spot: object) -> None:
+        self.spots.append(spot)
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args: None
+
+
+def _refused(*args: object) -> Any:
+    raise AssertionError(args)
+
+
+@pytest.mark.parametrize(
+    ("simulated", "asked"), [(False, False), (False, True), (True, False), (True, True)]
+)
+def test_uses_are_noted_if_they_are_asked_for_and_always_on_a_simulated_gpu(
+    *, simulated: bool, asked: bool
+) -> None:
+    traces = Traces(cast("Any", Sink()), lambda action: action(), _refused)
+    traces.start_cuda(cast("Any", Timeline()), _refused, simulated=simulated, uses=asked)
+    try:
+        value = torch.zeros(3)
+        for _ in range(300):
+            value = value + 1
+        assert (traces.uses is not None) is (simulated or asked)
+    finally:
+        traces.stop()
+    cost = traces.uses_cost
+    assert (cost is not None) is asked  # nothing is timed without being asked for
+    if cost is not None:
+        assert cost.operators > 300
+        assert cost.each_ns > 0
+    assert torch.equal(value, torch.full((3,), 300.0))
+
+
+def test_without_a_gpu_the_recording_says_that_no_uses_are_noted() -> None:
+    sink = Sink()
+    with Recorder(cast("Any", sink), level="trace", uses=True):
+        pass
+    if torch.version.cuda is None or not torch.cuda.device_count():
+        assert NO_USES in sink.spots
