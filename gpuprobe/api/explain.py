@@ -46,6 +46,7 @@ from gpuprobe.causes.find import (
 )
 from gpuprobe.causes.groups import LEAST
 from gpuprobe.causes.recorded import cause_of
+from gpuprobe.causes.rules.fragments import FRAGMENTS
 from gpuprobe.causes.variables import Variables
 from gpuprobe.errors import ProgramFailed, UsageError
 from gpuprobe.model.causes import Certainty, Effect, Explanation, MemoryCause
@@ -181,7 +182,7 @@ class _Explaining:
             ended=ended,
             failed=failed,
             needs=needs,
-            causes=(*causes, *self._cached(site, failed=failed)),
+            causes=_ranked(causes, list(self._cached(site, failed=failed))),
             notes=(*self._notes, *_NEVER_SEARCHED),
             searched=not self._notes,
             seconds=time.monotonic() - self._began,
@@ -430,6 +431,24 @@ class _Explaining:
             return replace(replayed, note="an edit was tried, and did not help")
         why = "not tried" if isinstance(result, UntriedRemedy) else "an edit was tried, and failed"
         return replace(replayed, note=f"{why}: {result.reason}")
+
+
+def _ranked(
+    causes: Sequence[MemoryCause], cached: Sequence[MemoryCause]
+) -> tuple[MemoryCause, ...]:
+    """All causes, those of cached memory first if it is more than the others save. Fragments come
+    last: what makes blocks of many sizes is their cause.
+    """
+    saved = max(
+        (
+            one.effect.before - one.effect.after
+            for one in causes
+            if not isinstance(one.effect.after, Unavailable)
+        ),
+        default=0,
+    )
+    first = [one for one in cached if one.rule != FRAGMENTS and one.bytes > saved]
+    return (*first, *causes, *(one for one in cached if one not in first))
 
 
 def _kept_at(found: Diagnosed, edits: Sequence[EditCandidate]) -> Place | None:

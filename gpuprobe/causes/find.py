@@ -21,7 +21,7 @@ from gpuprobe.causes.live_memory import Excess, LiveMemory, Variable
 from gpuprobe.causes.rules import CACHED, LARGER, RULES, exceptions
 from gpuprobe.model.needs import Need
 from gpuprobe.model.place import Place
-from gpuprobe.model.run.holders import Holder
+from gpuprobe.model.run.holders import Holder, HolderRoot
 
 LEAST_EFFECT = 0.05
 """The share of the tensors at the peak that a remedy has to save: other memory may be as high a
@@ -131,10 +131,11 @@ def _diagnosed(live: LiveMemory, excess: Excess) -> Diagnosed | None:
         return None
     needs = {row: live.needs.get(row, Need.LATER) for row in excess.rows}
     blocks = held_blocks(live.lives, needs)
-    holders = [row for row in (excess.main, *excess.rows) if row in live.holders]
+    known = [live.holders.get(row) for row in (excess.main, *excess.rows)]
+    holders = [one for one in known if one is not None and one.root is not HolderRoot.OUTSIDE]
     group = HeldGroup(
         tuple(blocks),
-        live.holders[holders[0]] if holders else None,
+        holders[0] if holders else None,
         live.tensors,
         chosen=held_blocks(live.lives, {excess.main: Need.LATER})[0],
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from gpuprobe.causes.live_memory import LiveMemory
-from gpuprobe.model.run.holders import Holder
+from gpuprobe.model.run.holders import Holder, HolderRoot
 
 
 def kept_in(holder: Holder) -> str:
@@ -26,7 +26,7 @@ def of_names(live: LiveMemory, rows: Collection[int], word: str = " of ") -> str
     places: dict[str, int] = {}
     for row in rows:
         holder = live.holders.get(row)
-        if holder is not None and holder.name:
+        if holder is not None and holder.name and holder.root is not HolderRoot.OUTSIDE:
             places.setdefault(kept_in(holder), 0)
             places[kept_in(holder)] += live.size[row]
     names = sorted(places, key=lambda name: -places[name])[:3]

@@ -23,7 +23,8 @@ _EXPECTED = (
 _LEAST_QUEUED = 4
 _APART = 2
 """From the first use of one batch of a queue to that of the next, in operators, at least."""
-_CONVERSIONS = ("_to_copy", "clone", "copy_")
+_OTHER_USES = ("_to_copy", "clone", "copy_", "replay of a CUDA graph")
+"""Uses by which a tensor is no waiting batch: a conversion, and by a graph whose memory it is."""
 
 
 def diagnose(group: HeldGroup) -> Answer | Expected | None:
@@ -55,7 +56,5 @@ def _one_after_the_other(group: HeldGroup) -> list[HeldBlock]:
     apart = all(
         last < first and first - before >= _APART for (before, last), (first, _) in pairwise(uses)
     )
-    expected = any(
-        block.category in _EXPECTED or block.by in _CONVERSIONS for block in group.blocks
-    )
+    expected = any(block.category in _EXPECTED or block.by in _OTHER_USES for block in group.blocks)
     return list(group.blocks) if apart and not expected and len(uses) >= _LEAST_QUEUED else []

@@ -8,6 +8,8 @@ from gpuprobe.causes.answer import Answer
 from gpuprobe.causes.cache import DEFAULT_POOL, Cache, CachedMemory
 from gpuprobe.model.text import human_bytes
 
+FRAGMENTS = "fragments"
+
 
 def diagnose(cache: Cache) -> Iterator[CachedMemory]:
     """Free blocks that are too small for what is requested, or that a setting keeps unused."""
@@ -26,7 +28,7 @@ def diagnose(cache: Cache) -> Iterator[CachedMemory]:
         text += f": {option} keeps large ones from being split, though segments are expandable"
     yield CachedMemory(
         Answer(
-            "fragments",
+            FRAGMENTS,
             text if cache.failed else f"{text}; most was reserved at {line}",
             f"set no {option}" if option else "let segments grow: expandable_segments:True",
             code="" if option else "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",

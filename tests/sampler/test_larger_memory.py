@@ -1,0 +1,195 @@
+"""Memory that is larger than it must be: each kind in one step of one recorded program, and next to
+it what looks alike and is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import gpuprobe
+from gpuprobe.analysis.peak.needs import Biographies
+from gpuprobe.analysis.trace.ledger import ledger_of
+from gpuprobe.causes.find import causes_at
+
+
+def numbers(*shape: int, **options: object) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda", **options)  # type: ignore[call-overload]
+
+
+def repeated() -> None:
+    mask = numbers(512, 512)
+    many = mask[None].repeat(32, 1, 1).sigmoid()
+    many.sum()
+
+
+def expanded() -> None:  # a view: no copies
+    mask = numbers(512, 512)
+    scores = numbers(32, 512, 512) + mask[None].expand(32, -1, -1)
+    scores.sum()
+
+
+def all_pairs() -> None:
+    x, y = numbers(512, 64), numbers(512, 64)
+    distances = (x[:, None] - y[None]).square().sum(-1)
+    distances.amin(1)
+
+
+def biased() -> None:  # a result as large as its largest input
+    x, bias = numbers(4096, 1024), numbers(1024)
+    (x + bias).sum(1)
+
+
+def joined() -> None:
+    parts = [numbers(1 << 18) for _ in range(16)]
+    whole = torch.cat(parts)
+    whole.sum()
+
+
+def grown() -> None:
+    kept = numbers(1, 1 << 18)
+    for _ in range(16):
+        kept = torch.cat([kept, numbers(1, 1 << 18)])
+        (kept * 2)[0, :8].sum()
+
+
+def views_that_keep() -> None:
+    features = [numbers(64, 4096)[:, 0] for _ in range(16)]
+    torch.stack(features)
+
+
+def clones_of_views() -> None:  # each only as long as its clone takes
+    features = [numbers(64, 4096)[:, 0].clone() for _ in range(16)]
+    torch.stack(features)
+
+
+def last_position() -> None:
+    hidden, head = numbers(4, 256, 64), numbers(64, 4096)
+    logits = hidden @ head
+    logits[:, -1].argmax(-1)
+
+
+def widened() -> None:
+    logits = numbers(1024, 4096, dtype=torch.float16)
+    wide = logits.float()
+    wide.topk(5)
+
+
+def widened_for_a_loss() -> None:
+    logits = numbers(1024, 4096, dtype=torch.float16)
+    wide = logits.float()
+    F.log_softmax(wide, -1).sum()
+
+
+def narrowed() -> None:
+    weights = [numbers(1 << 20) for _ in range(8)]
+    halves = []
+    while weights:
+        halves.append(weights.pop().half())
+    sum(half.sum() for half in halves)
+
+
+def one_hot() -> None:
+    labels = torch.randint(0, 32, (1 << 17,), device="cuda")
+    target = F.one_hot(labels, 32).float()
+    (target * numbers(1 << 17, 32).log_softmax(-1)).sum()
+
+
+def padded() -> None:
+    ids = torch.zeros(64, 512, dtype=torch.long)
+    ids[:, :100] = torch.randint(1, 999, (64, 100))
+    batch = ids.cuda()
+    states = F.embedding(batch, numbers(1000, 128)).relu()
+    states.sum()
+
+
+def _trained(steps: int, work: Callable[[nn.Module, int], torch.Tensor]) -> None:
+    net = nn.Sequential(*[nn.Linear(512, 512) for _ in range(4)]).cuda()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, foreach=False)
+    for step in range(steps):
+        optimizer.zero_grad()
+        work(net, step).backward()
+        optimizer.step()
+
+
+def two_losses() -> None:
+    def work(net: nn.Module, step: int) -> torch.Tensor:
+        return net(numbers(8192, 512)).square().mean() + net(numbers(8192, 512)).abs().mean()
+
+    _trained(1, work)
+
+
+def one_loss_of_two_outputs() -> None:  # the graphs are one: each output needs the other
+    def work(net: nn.Module, step: int) -> torch.Tensor:
+        return (net(numbers(8192, 512)) * net(numbers(8192, 512))).mean()
+
+    _trained(1, work)
+
+
+def frozen_teacher() -> None:
+    teacher = nn.Sequential(*[m for _ in range(4) for m in (nn.Linear(512, 512), nn.GELU())]).cuda()
+
+    def work(net: nn.Module, step: int) -> torch.Tensor:
+        x = numbers(8192, 512)
+        return F.mse_loss(net(x), teacher(x))
+
+    _trained(1, work)
+
+
+def quiet_teacher() -> None:
+    teacher = nn.Sequential(*[m for _ in range(4) for m in (nn.Linear(512, 512), nn.GELU())]).cuda()
+
+    def work(net: nn.Module, step: int) -> torch.Tensor:
+        x = numbers(8192, 512)
+        with torch.no_grad():
+            answer = teacher(x)
+        return F.mse_loss(net(x), answer)
+
+    _trained(1, work)
+
+
+KINDS: dict[Callable[[], None], str] = {
+    repeated: "repeated-values",
+    expanded: "",
+    all_pairs: "broadcast-intermediate",
+    biased: "",
+    joined: "joined-with-parts",
+    grown: "grown-by-joining",
+    views_that_keep: "view-keeps-base",
+    clones_of_views: "",
+    last_position: "computed-in-whole",
+    widened: "widened",
+    widened_for_a_loss: "",
+    narrowed: "narrowed-later",
+    one_hot: "one-hot",
+    padded: "padding",
+    two_losses: "summed-losses",
+    one_loss_of_two_outputs: "",
+    frozen_teacher: "unread-gradients",
+    quiet_teacher: "",
+}
+
+
+@pytest.mark.simulated
+def test_each_kind_is_found_and_what_looks_alike_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "run.gpuprobe"
+    with (
+        gpuprobe.virtual_gpu("t4", compute="shapes"),
+        gpuprobe.record(path, level="trace", trace_steps="all") as recorder,
+    ):
+        for kind in KINDS:
+            with recorder.step():
+                kind()
+    rank = gpuprobe.load(path).ranks[0]
+    found = {}
+    for kind, step in zip(KINDS, rank.steps, strict=False):
+        ledgers = [ledger_of(trace) for trace in rank.traces_of(step)]
+        ledger = max(ledgers, key=lambda one: max(one.allocated_after()))
+        first = next(causes_at(Biographies(ledger), ledger.peak(), {}), None)
+        found[kind.__name__] = "" if first is None else first.answer.rule
+    assert found == {kind.__name__: rule for kind, rule in KINDS.items()}
