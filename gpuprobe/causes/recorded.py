@@ -200,7 +200,7 @@ def _unneeded(group: HeldGroup) -> Answer | None:
 
 # -- what grows, by what is kept
 
-_LEAST_STEPS: Final = 3
+_LEAST_TRACED: Final = 3
 """The traced steps, at least, of which a holder keeps something, if it grows."""
 
 _NAMED: Final = frozenset(HolderRoot) - {
@@ -245,7 +245,7 @@ def kept_causes(site: PeakSite, known: Sequence[MemoryCause]) -> Iterator[Memory
         if holder.root not in _NAMED or holder.name in names or holder.kept is Kept.GRAD:
             continue
         # A window over the last steps keeps none of the first ones.
-        if len(steps) < _LEAST_STEPS or min(steps) > traced[len(traced) // 3]:
+        if len(steps) < _LEAST_TRACED or min(steps) > traced[len(traced) // 3]:
             continue
         if max(steps) <= traced[(len(traced) - 1) // 2]:
             continue
@@ -426,7 +426,7 @@ def evaluation_cause(site: PeakSite) -> MemoryCause | None:
         effect=Effect(
             Certainty.UNTRIED,
             site.amount.at_least,
-            Unavailable("the uses of memory were not traced"),
+            Unavailable("what the run needs then is not known from its recording"),
         ),
     )
 

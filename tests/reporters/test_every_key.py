@@ -23,6 +23,7 @@ from gpuprobe.model.findings import Level
 from gpuprobe.model.memory import Category
 from gpuprobe.model.place import NoPlace, Place
 from gpuprobe.model.report import Report
+from gpuprobe.model.run.holders import HolderRoot
 from gpuprobe.model.run.recording import StepRow, StepRows
 from gpuprobe.model.values import Peak, Unavailable
 from gpuprobe.reporters.html import report as html_report
@@ -50,6 +51,7 @@ GIVEN: dict[str, Any] = {
     "categories.at": "nearest_trace",
     "out_of_memory.*.fits_with": ("conf:one", "conf:two"),
     "needs.rows.*.need": "never_used",
+    "causes.*.holder.root": HolderRoot.LOCAL,
     "time.steps": 4,
     "time.gpu_steps": 4,
     "rank_comparison.memory.at": "peak",
@@ -94,6 +96,8 @@ MACHINE_ONLY = {
         ),
         "how a block is kept, which `gpuprobe explain` shows; a report has the container's place",
     ),
+    "causes.*.holder.*": "the sentence of the cause names it, and -v has it in words",
+    "causes.*.effect.certainty": "in words, with the effect",
     "holders.*.saved_tensors": "their bytes are shown",
     "children.*.error.out_of_memory": "its message has it",
     "ranks.*.error.out_of_memory": "whether to look for an account; that account is shown",

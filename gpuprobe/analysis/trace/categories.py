@@ -449,8 +449,10 @@ class Classifier:
             return self._from_backward(row, marks, made_in, freed_in, alive)
         in_module = marks & MODULE_CALL
         is_forward = kind in ("forward", "") and not marks & INIT
-        if self._has_grad and is_forward and (known := self._without_backward(row, made_in)):
-            return known
+        if self._has_grad and is_forward:
+            without = self._without_backward(row, made_in, bool(in_module))
+            if without:
+                return without
         if marks & INIT and not in_module:
             return _TEMPORARY if at_once else _PARAMETER
         if kind == "data" or marks & DATA or (marks & COPY and not in_module):
@@ -461,7 +463,7 @@ class Classifier:
             return _ACTIVATION
         return _UNKNOWN
 
-    def _without_backward(self, row: int, made_in: int) -> int:
+    def _without_backward(self, row: int, made_in: int, in_module: bool) -> int:
         """The category of a block of a forward pass whose backward pass does not come: memory ran
         out, or it is an evaluation. Unknown if it comes, or if the block's end decides.
         """
@@ -470,10 +472,12 @@ class Classifier:
             return _UNKNOWN
         start, freed = ledger.start[row], ledger.freed[row]
         grad = ledger.value("grad", row)
+        phase = ledger.trace.stacks.strings[ledger.value("last_phase", row)].partition("/")[0]
+        if not in_module and phase not in ("forward", "evaluation"):
+            return _UNKNOWN
         if grad == GRAD_ON and any(start < at < freed for at in self._found.failures):
             return _ACTIVATION
-        phase = ledger.trace.stacks.strings[ledger.value("last_phase", row)]
-        evaluates = phase.partition("/")[0] == "evaluation" or (
+        evaluates = phase == "evaluation" or (
             self._runs.kind(made_in) and not self._runs.follows("backward", made_in)
         )
         if not evaluates or grad != GRAD_ON:

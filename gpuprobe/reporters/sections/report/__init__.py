@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 
+from gpuprobe.model.causes import MemoryCause
 from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.report import AT_STEP_END, CategoryTable, Report
 from gpuprobe.model.text import human_bytes, human_ns, ranges
@@ -18,6 +19,7 @@ from gpuprobe.reporters.sections.parts import (
     Section,
     SourceExcerpt,
     bulleted,
+    named,
     plural,
 )
 from gpuprobe.reporters.sections.report.failures import (
@@ -341,6 +343,10 @@ def _causes(report: Report, *, full: bool) -> list[Section]:
         if cause.code:
             parts.append(Code(cause.code))
         parts.append(Line(effect_text(cause.effect), label="saves", indent=5))
+        if full:
+            parts.append(Facts(tuple(_about_cause(cause))))
+            if cause.effect.patch:
+                parts.append(Code(cause.effect.patch, indent=0))  # as git apply accepts it
     more = len(others) - _FEW_CAUSES
     if more > 0 and not full:
         parts.append(Line(f"… {more} more: -v shows them"))
@@ -348,6 +354,18 @@ def _causes(report: Report, *, full: bool) -> list[Section]:
     if first is not None and not full:
         title = "More memory that is not needed"
     return [Section(title, tuple(parts), "causes", "Causes")] if parts else []
+
+
+def _about_cause(cause: MemoryCause) -> Iterator[tuple[str, str]]:
+    yield "rule", cause.rule
+    yield "memory", f"{human_bytes(cause.bytes)} in {plural(cause.blocks, 'block')}"
+    yield "made at", named(cause.made_at)
+    if cause.last_use is not None:
+        yield "last used at", named(cause.last_use)
+    if cause.holder is not None:
+        yield "held by", cause.holder.text
+    if cause.kept_at is not None:
+        yield "stored at", str(cause.kept_at)
 
 
 def _advice(report: Report, *, full: bool) -> list[Section]:

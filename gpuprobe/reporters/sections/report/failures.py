@@ -137,6 +137,7 @@ def _figures(failure: OutOfMemory) -> Iterator[tuple[str, str]]:
         ("requested", failure.asked),
         ("needed from the driver", failure.needed),
         ("free on the device", failure.device_free),
+        ("torch could use", failure.could_use),
         ("allocated", failure.allocated),
         ("reserved", failure.reserved),
         ("largest hole", failure.largest_hole),
@@ -144,6 +145,7 @@ def _figures(failure: OutOfMemory) -> Iterator[tuple[str, str]]:
         ("in private pools", failure.private_pools),
     ):
         yield label, amount(value)
+    yield "limit of the program's own", "yes" if failure.limited else "no"
     if not isinstance(failure.fits_with, Unavailable):
         yield "fits with", "; ".join(failure.fits_with) or "no other setting"
 

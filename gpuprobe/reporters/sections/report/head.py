@@ -50,7 +50,8 @@ def head_of(report: Report) -> Head:
     """The five lines as sentences; an empty one where there is nothing to say."""
     cause = main_cause(report)
     if cause is not None:
-        fix = cause.remedy + (f": {cause.code}" if cause.code else "")
+        code = "" if cause.code in cause.remedy else f": {cause.code}"
+        fix = cause.remedy + code
         return Head(_verdict(report), cause.sentence, fix, effect_text(cause.effect), _more(report))
     text, fix, saves = _without_cause(report)
     return Head(_verdict(report), text, fix, saves, _more(report))
