@@ -19,7 +19,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from itertools import accumulate, compress
 from operator import invert, sub
 from weakref import WeakValueDictionary
@@ -34,6 +34,7 @@ from gpuprobe.analysis.trace.lifetimes import (
 )
 from gpuprobe.errors import DataError
 from gpuprobe.model.memory import BlockState, TraceAction
+from gpuprobe.model.needs import NeedTable
 from gpuprobe.model.trace import (
     COLUMNS,
     AllocatorSettings,
@@ -327,7 +328,9 @@ class Ledger(WeaklyReferable):
     by_allocator: bool  # the caching allocator's rules were applied
     checks: Checks
     evidence: object = None  # of `gpuprobe.analysis.trace.categories`, for its next call
-    _stack: array[int] | None = None
+    needs: tuple[tuple[int, int], NeedTable] | None = None
+    """The last result of `gpuprobe.analysis.peak.needs.needs_at`; its event and number of lines."""
+    _columns: dict[str, array[int]] = field(default_factory=dict)
     _allocated: array[int] | None = None
     _peak: int | None = None
     _alive: tuple[int, list[int]] | None = (
@@ -340,12 +343,17 @@ class Ledger(WeaklyReferable):
     @property
     def stack(self) -> array[int]:
         """The stack that allocated each row."""
-        if self._stack is None:
+        return self.column("stack")
+
+    def column(self, name: str) -> array[int]:
+        """All rows' values of a trace column; not to be modified."""
+        found = self._columns.get(name)
+        if found is None:
             events = self.trace.events
-            made = selector(events.action, _ALLOC)
-            self._stack = array("I", compress(events.column("stack"), made))
-            self._stack.extend(self.baseline.stack)
-        return self._stack
+            found = self._columns[name] = array(COLUMNS[name])
+            found.extend(compress(events.column(name), selector(events.action, _ALLOC)))
+            found.extend(self.baseline.column(name))
+        return found
 
     def alive(self, event: int) -> list[int]:
         """The rows that are allocated just after ``event``; -1: before the first."""
