@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, chain, compress, count
+from operator import sub
 from typing import Final, NamedTuple
 
 from gpuprobe.analysis.trace.categories import categories
@@ -33,18 +36,20 @@ class Biographies:
     def __init__(self, trace: MemoryTrace | Ledger) -> None:
         self.ledger = ledger_of(trace)
         self.operator = self.ledger.trace.events.column("operator")
-        # A million events take a second, and most traces have no uses.
+        # A million events take a while, and most traces have no uses.
         everything = range(len(self.ledger) if self.ledger.trace.events.operator else 0)
-        values = self.ledger.values
-        self.made = values("made", everything)
-        self.first = values("first_use", everything)
-        self.last = values("last_use", everything)
+        column = self.ledger.column if everything else lambda name: array("I")
+        self.made = column("made")
+        self.first = column("first_use")
+        self.last = column("last_use")
         later = self.ledger.trace.used_later
         self._later_events = frozenset(later.events if later else ())
         self._later_baseline = frozenset(later.baseline if later else ())
         self._steps_after = later.steps if later else 0
-        actions = self.ledger.trace.events.action if everything else ()
-        self._failures = [at for at, action in enumerate(actions) if action == _OOM]
+        actions = self.ledger.trace.events.action
+        self._failures: list[int] = []
+        if everything and _OOM in actions:
+            self._failures = [at for at, action in enumerate(actions) if action == _OOM]
         self._ended = bool(later and later.ended)
         self._whole = bool(later and later.whole)
         self._state: set[int] = set()
@@ -52,7 +57,7 @@ class Biographies:
         if self._whole:
             codes = categories(self.ledger, everything)
             self._state = {row for row, code in enumerate(codes) if code in _STATE}
-        self._in_trace = values("last_name", everything)
+        self._in_trace = column("last_name")
         self._needs: dict[int, dict[int, Need]] = {}
         self._ends: list[int] | None = None
 
@@ -159,21 +164,24 @@ class Biographies:
         return self._ends
 
     def _find_ends(self) -> list[int]:
-        ledger, operator = self.ledger, self.operator
-        ends = list(ledger.freed)
-        for row, end in enumerate(ends):
-            last = self.last[row]
-            if not (last or self.made[row]):
+        ledger, operator, last = self.ledger, self.operator, self.ledger.events
+        uses = [use or made for use, made in zip(self.last, self.made, strict=True)]
+        after = _FirstAfter(operator)
+        after[0] = last  # no operator
+        earliest = map(after.__getitem__, uses)
+        # Those of most rows, which begin and end in the trace.
+        ends = [
+            end if late >= end else (late if late > start else start + 1)
+            for end, late, start in zip(ledger.freed, earliest, ledger.start, strict=True)
+        ]
+        survivors = compress(range(ledger.made), map(last.__le__, ledger.freed))
+        for row in chain(survivors, range(ledger.made, len(ends))):
+            if not uses[row]:
                 continue
             if self.survives(row) and (self.is_open(row) or self.used_later(row)):
-                continue
-            start = ledger.start[row]
-            if start < 0 and not self._in_trace[row]:
+                ends[row] = ledger.freed[row]
+            elif row >= ledger.made and not self._in_trace[row]:
                 ends[row] = -1  # no operator of the trace uses it
-                continue
-            # The first event after that operator: it has a larger number.
-            after = bisect_right(operator, last or self.made[row])
-            ends[row] = min(end, max(after, start + 1))
         return ends
 
 
@@ -188,6 +196,29 @@ def needs_at(trace: MemoryTrace | Ledger | Biographies, event: int) -> NeedTable
     """The blocks alive just after ``event``, by `Need`; `Unavailable` if uses were not traced."""
     found = _found_at(trace, event)
     return found if isinstance(found, Unavailable) else found.table
+
+
+class _FirstAfter(dict[int, int]):
+    """By operator, the first event after it, which has a larger number."""
+
+    def __init__(self, operator: Sequence[int]) -> None:
+        super().__init__(zip(operator, count(1)))  # of those with events
+        self._operator = operator
+
+    def __missing__(self, number: int) -> int:
+        return bisect_right(self._operator, number)
+
+
+def _peak_without(ledger: Ledger, ends: list[int]) -> int:
+    """The high water mark if each row ended before its event of ``ends``."""
+    allocated = ledger.allocated_after()
+    held = [0] * (len(allocated) + 1)  # by rows that would have ended
+    for end, freed, size in zip(ends, ledger.freed, ledger.size, strict=True):
+        if end < freed:
+            held[end + 1] += size
+            held[freed + 1] -= size
+    peaks: Iterator[int] = map(sub, allocated, accumulate(held))
+    return max(peaks)
 
 
 def need_of_each(trace: MemoryTrace | Ledger, event: int) -> list[Need] | Unavailable:
@@ -230,7 +261,7 @@ def _find(lives: Biographies, event: int) -> _Found:
         step=ledger.trace.step,
         total=sum(ledger.size[row] for row in rows),
         rows=tuple(_row(lives, need, by_need[need], event) for need in Need if need in by_need),
-        freed_after_use=max(ledger.running(lives.ends_of_use())),
+        freed_after_use=_peak_without(ledger, lives.ends_of_use()),
     )
     return _Found(table, list(rows.values()))
 
@@ -279,11 +310,16 @@ def _lines(lives: Biographies, rows: list[int], after: int) -> Iterator[NeedLine
     trace = ledger.trace
     lines, strings = Lines(trace.stacks), trace.stacks.strings
     columns = [ledger.values(name, rows) for name in ("last_stack", "last_name", "last_phase")]
-    totals: dict[tuple[Place | NoPlace, int, int, int, int, bool], list[int]] = {}
+    by_stack: dict[tuple[int, bool, int, int, int, int, bool], list[int]] = {}
     for row, code, stack, name, phase in zip(rows, categories(ledger, rows), *columns, strict=True):
-        place = lines.place(ledger.stack[row], before=row >= ledger.made)
-        key = place, code, stack, name, phase, lives.last[row] <= after
-        totals.setdefault(key, []).append(ledger.size[row])
+        later, before = lives.last[row] <= after, row >= ledger.made
+        of = ledger.stack[row], before, code, stack, name, phase, later
+        by_stack.setdefault(of, []).append(ledger.size[row])
+    totals: dict[tuple[Place | NoPlace, int, int, int, int, bool], list[int]] = {}
+    for (made_by, before, code, stack, name, phase, later), sizes in by_stack.items():
+        place = lines.place(made_by, before=before)
+        key = place, code, stack, name, phase, later
+        totals.setdefault(key, []).extend(sizes)
     for (place, code, stack, name, phase, later), sizes in totals.items():
         yield NeedLine(
             key=place,

@@ -327,7 +327,7 @@ class Ledger(WeaklyReferable):
     by_allocator: bool  # the caching allocator's rules were applied
     checks: Checks
     evidence: object = None  # of `gpuprobe.analysis.trace.categories`, for its next call
-    _stack: array[int] | None = None
+    _columns: dict[str, array[int]] = field(default_factory=dict)
     _allocated: array[int] | None = None
     _peak: int | None = None
     needs: dict[int, object] = field(default_factory=dict)
@@ -342,12 +342,17 @@ class Ledger(WeaklyReferable):
     @property
     def stack(self) -> array[int]:
         """The stack that allocated each row."""
-        if self._stack is None:
+        return self.column("stack")
+
+    def column(self, name: str) -> array[int]:
+        """All rows' values of a trace column; not to be modified."""
+        found = self._columns.get(name)
+        if found is None:
             events = self.trace.events
-            made = selector(events.action, _ALLOC)
-            self._stack = array("I", compress(events.column("stack"), made))
-            self._stack.extend(self.baseline.stack)
-        return self._stack
+            found = self._columns[name] = array(COLUMNS[name])
+            found.extend(compress(events.column(name), selector(events.action, _ALLOC)))
+            found.extend(self.baseline.column(name))
+        return found
 
     def alive(self, event: int) -> list[int]:
         """The rows that are allocated just after ``event``; -1: before the first."""
