@@ -24,11 +24,18 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def python(
-    *arguments: object, cwd: Path, cold: bool = False, **more: str
+    *arguments: object,
+    cwd: Path,
+    cold: bool = False,
+    warm: warm_python.WarmPython | None = None,
+    **more: str,
 ) -> subprocess.CompletedProcess[str]:
-    """``python ARGUMENTS`` in ``cwd``, with ``more`` in its environment."""
+    """``python ARGUMENTS`` in ``cwd``, with ``more`` in its environment. ``warm``: another process
+    than the one that tests share.
+    """
+    command = sys.executable if cold else (warm or warm_python.shared()).python
     return subprocess.run(
-        [sys.executable if cold else warm_python.shared().python, *map(str, arguments)],
+        [command, *map(str, arguments)],
         cwd=cwd,
         env=environment(**({} if cold else warm_python.NESTED), **more),
         capture_output=True,
@@ -39,7 +46,11 @@ def python(
 
 
 def gpuprobe(
-    *arguments: object, cwd: Path, cold: bool = False, **more: str
+    *arguments: object,
+    cwd: Path,
+    cold: bool = False,
+    warm: warm_python.WarmPython | None = None,
+    **more: str,
 ) -> subprocess.CompletedProcess[str]:
     """``gpuprobe ARGUMENTS``, likewise."""
-    return python("-m", "gpuprobe", *arguments, cwd=cwd, cold=cold, **more)
+    return python("-m", "gpuprobe", *arguments, cwd=cwd, cold=cold, warm=warm, **more)

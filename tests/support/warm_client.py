@@ -12,7 +12,7 @@ import marshal
 import os
 import sys
 
-COMMANDS = ("baseline", "check", "estimate", "fit", "mcp", "run")
+COMMANDS = ("baseline", "check", "estimate", "explain", "fit", "mcp", "run")
 """Commands of gpuprobe that import torch, or start processes that do."""
 _KEPT = ("LANG", "LC_", "LD_", "MKL_", "OMP_", "PYTHON", "PYTORCH_", "TORCH")
 """Beginnings of the names of settings that an interpreter or torch reads at its start."""
@@ -55,7 +55,7 @@ def inherits(words: list[str]) -> bool:
     belongs to a job of `warm_python.ranks`. Other processes of users' programs show how an
     interpreter begins with one.
     """
-    if words[:2] == _TRIAL_SERVER:
+    if words[:2] in (_TRIAL_SERVER, PROGRAMS["gpuprobe"]):
         return True
     if RANKS in os.environ and (words[:2] == PROGRAMS["torchrun"] or words[:1][0].endswith(".py")):
         return True
