@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from native_commands import gpuprobe
+from native_commands import gpuprobe, own_cache
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +26,7 @@ for _ in range(2):
 
 def test_a_cold_cache_and_a_warm_one_have_one_peak(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
-    cache = str(tmp_path / "cache")
+    cache = own_cache(tmp_path / "cache")
     command = ("run", "--gpu", "h100-80gb", "train.py")
     texts = [gpuprobe(*command, cwd=tmp_path, XDG_CACHE_HOME=cache).stderr for _ in range(2)]
     assert (tmp_path / "cache" / "gpuprobe" / "compiled").exists()

@@ -13,7 +13,7 @@ from typing import Any
 import native_commands
 import pytest
 from default_sigint import default_sigint
-from native_commands import gpuprobe
+from native_commands import gpuprobe, own_cache
 
 from gpuprobe.native.elf import Export, library_bytes
 from gpuprobe.native.libraries import torch_build
@@ -313,7 +313,7 @@ with gpuprobe.virtual_gpu("l4"):
     print(ctypes.CDLL({str(site / "newer/_C.so")!r}).frobnicate(None))
 """
     path = os.pathsep.join([str(site), str(EXAMPLES.parent)])
-    done = python(text, tmp_path, PYTHONPATH=path, XDG_CACHE_HOME=str(tmp_path / "cache"))
+    done = python(text, tmp_path, PYTHONPATH=path, XDG_CACHE_HOME=own_cache(tmp_path / "cache"))
     assert done.stdout == "15\n", done.stderr  # CUBLAS_STATUS_NOT_SUPPORTED
     assert done.stderr == ("gpuprobe: cublasFrobnicate_v9 is not answered by the simulated GPU\n")
 
@@ -396,7 +396,7 @@ with gpuprobe.virtual_gpu("l4"):
     real, own = tmp_path / "real", tmp_path / "own"
     given = {"TORCHINDUCTOR_CACHE_DIR": real / "inductor", "TRITON_CACHE_DIR": real / "triton"}
     shown = {name: str(path) for name, path in given.items()}
-    done = python(text, tmp_path, XDG_CACHE_HOME=str(own), TMPDIR=str(tmp_path), **shown)
+    done = python(text, tmp_path, XDG_CACHE_HOME=own_cache(own), TMPDIR=str(tmp_path), **shown)
     assert done.returncode == 0, done.stderr
     assert not real.exists()
     compiled = own / "gpuprobe" / "compiled"

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from native_commands import own_cache
 
 from gpuprobe.errors import EnvironmentUnavailable
 from gpuprobe.native import libraries
@@ -108,15 +109,16 @@ def test_a_program_gets_the_build_that_was_installed_next_to_one_for_the_cpu(
     fake = fake_torch(tmp_path / "site", f"{release}+cpu", "None", metadata)
     (fake / "__init__.py").write_text("raise SystemExit('the build for the CPU')\n")
     number = f"{sys.version_info.major}{sys.version_info.minor}"
-    folder = tmp_path / "cache" / "gpuprobe" / "native" / f"torch-{release}-py{number}"
-    folder.mkdir(parents=True)
+    cache = own_cache(tmp_path / "cache")
+    folder = Path(cache) / "gpuprobe" / "native" / f"torch-{release}-py{number}"
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "torch").symlink_to(real.folder)
     script = tmp_path / "train.py"
     script.write_text("import torch\nprint(torch.version.cuda, torch.cuda.is_available())\n")
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), str(ROOT)]),
-        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "XDG_CACHE_HOME": cache,
     }
     for program in ([str(script)], ["-m", "train"], ["--", sys.executable, str(script)]):
         done = subprocess.run(

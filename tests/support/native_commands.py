@@ -7,6 +7,7 @@ a new interpreter loads both.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,20 @@ import warm_python
 
 _OF_THE_TESTS = ("LD_PRELOAD", "GPUPROBE_NATIVE", "GPUPROBE_TEST_NATIVE")
 """Settings of a pytest that itself runs on the engine: see `tests/native/test_marked_gpu.py`."""
+
+
+def own_cache(folder: Path) -> str:
+    """``XDG_CACHE_HOME`` for a program whose libraries and compiled code are its own: with the
+    runtime, whose compilation takes 6 s of processor time.
+    """
+    from gpuprobe.native.libraries import carried_core, core
+
+    if not carried_core().exists():
+        compiled = core().parent
+        native = folder / "gpuprobe" / "native"
+        native.mkdir(mode=0o700, parents=True)
+        shutil.copytree(compiled, native / compiled.name)
+    return str(folder)
 
 
 def environment(**more: str) -> dict[str, str]:
