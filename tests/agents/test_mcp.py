@@ -51,15 +51,17 @@ signal.pause()
 """
 
 
-def server(folder: Path, *options: str, **environment: str) -> Any:
-    """A client that starts the server in a folder."""
+def server(folder: Path, *options: str, cold: bool = False, **environment: str) -> Any:
+    """A client that starts the server in a folder. ``cold``: in an interpreter of its own, whose
+    calls are its children.
+    """
     mcp = pytest.importorskip("mcp", reason="the SDK of the Model Context Protocol is missing")
     if not hasattr(mcp, "Client"):
         pytest.skip("the SDK of the Model Context Protocol is older than 2.0")
     parameters = mcp.StdioServerParameters(
-        command=warm_python.shared().python,
+        command=sys.executable if cold else warm_python.shared().python,
         args=["-m", "gpuprobe", "mcp", *options],
-        env={**os.environ, **warm_python.NESTED, **environment},
+        env={**os.environ, **({} if cold else warm_python.NESTED), **environment},
         cwd=folder,
     )
     return mcp.Client(parameters)
@@ -326,7 +328,7 @@ async def test_a_cancelled_call_ends_its_processes(folder: Path, tmp_path: Path)
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     os.mkfifo(folder / "ids")
-    async with server(folder, TMPDIR=str(temporary)) as client:
+    async with server(folder, cold=True, TMPDIR=str(temporary)) as client:
         async with anyio.create_task_group() as group:
             group.start_soon(client.call_tool, "estimate", {"script": "waits.py"})
             ids = await anyio.to_thread.run_sync(read_fifo, folder / "ids")
@@ -361,12 +363,11 @@ def test_calls_end_with_the_server(folder: Path, how: Any) -> None:
     (folder / "waits.py").write_text("print('printed', flush=True)" + WAITS)
     os.mkfifo(folder / "ids")
     process = subprocess.Popen(
-        [warm_python.shared().python, "-m", "gpuprobe", "mcp"],
+        [sys.executable, "-m", "gpuprobe", "mcp"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         cwd=folder,
-        env={**os.environ, **warm_python.NESTED},
     )
     assert process.stdin is not None
     about = {"protocolVersion": "2025-06-18", "capabilities": {}}

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import warm_python
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -137,8 +138,11 @@ def test_a_renaming_is_no_cause_while_there_is_another() -> None:
 @pytest.mark.simulated
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["momentum", "an expanded mask", "weight tying removed"])
-def test_planted_regressions_are_blamed_on_their_line(name: str, tmp_path: Path) -> None:
+def test_planted_regressions_are_blamed_on_their_line(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A sample of `benchmarks/gate_blame.py`."""
+    monkeypatch.setattr(sys, "executable", warm_python.shared().python)
     sys.path.insert(0, str(ROOT))
     try:
         from benchmarks.gate_blame import outcome

@@ -150,8 +150,8 @@ def test_the_exit_code_is_the_scripts(tmp_path: Path, ending: str, code: int) ->
 
 def test_an_exception_keeps_its_own_traceback_and_exits_5(tmp_path: Path) -> None:
     script(tmp_path, TINY + "\ndef deep():\n    raise KeyError('mine')\n\ndeep()\n")
-    plain = run_python("script.py", cwd=tmp_path, fresh=True)
-    watched = gpuprobe("run", "-q", "script.py", cwd=tmp_path, fresh=True)
+    plain = run_python("script.py", cwd=tmp_path)
+    watched = gpuprobe("run", "-q", "script.py", cwd=tmp_path)
     assert plain.returncode == 1
     assert watched.returncode == 5
     trace = plain.stderr[plain.stderr.index("Traceback") :]
@@ -346,7 +346,7 @@ def test_every_rank_writes_its_stream_into_one_recording(tmp_path: Path) -> None
     script(tmp_path, DISTRIBUTED)
     result = run_python(
         "-m", "torch.distributed.run", "--nproc-per-node", 2, "--no-python",
-        sys.executable, "-m", "gpuprobe", "run", "--level", "trace", "script.py",
+        warm_python.shared().python, "-m", "gpuprobe", "run", "--level", "trace", "script.py",
         cwd=tmp_path,
     )  # fmt: skip
     # torch's gloo threads sometimes abort a process at its very end, watched or not (seen in 3

@@ -7,6 +7,13 @@ from pathlib import Path
 
 import overhead
 import pytest
+import warm_python
+
+
+@pytest.fixture(autouse=True)
+def quick_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The benchmark's processes are forked from one that has imported torch."""
+    monkeypatch.setattr(overhead.sys, "executable", warm_python.shared().python)
 
 
 def test_dry_run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from array import array
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import record_truth
+import warm_python
 from hypothesis import given
 from hypothesis import strategies as st
 from truth_files import StepTruth, read_trace, read_truth, truth_files, write_truth
@@ -117,7 +119,8 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(BENCHMARKS / "gpu" / "record_truth.py"), *arguments],
+        [warm_python.shared().python, str(BENCHMARKS / "gpu" / "record_truth.py"), *arguments],
+        env={**os.environ, **warm_python.NESTED},
         capture_output=True,
         text=True,
         check=False,
@@ -147,8 +150,11 @@ def test_a_case_that_has_no_time_is_named(tmp_path: Path, capsys: pytest.Capture
     assert not list(truth_files(tmp_path))
 
 
-def test_a_case_that_fails_is_named(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_case_that_fails_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The child ends with an error: here it cannot write where it should."""
+    monkeypatch.setattr(sys, "executable", warm_python.shared().python)
     (tmp_path / "vae-fp32.truth.json.part").mkdir()
     arguments = ["--device", "cpu", "--tiny", "--out", str(tmp_path), "--case", "vae*"]
     assert record_truth.main(arguments) == 1

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from native_commands import gpuprobe, own_cache
 
 pytestmark = pytest.mark.slow
 
@@ -28,14 +26,10 @@ for _ in range(2):
 
 def test_a_cold_cache_and_a_warm_one_have_one_peak(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    command = [sys.executable, "-m", "gpuprobe", "run", "--gpu", "h100-80gb", "train.py"]
-    texts = [
-        subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
-        ).stderr
-        for _ in range(2)
-    ]
+    cache = own_cache(tmp_path / "cache")
+    command = ("run", "--gpu", "h100-80gb", "train.py")
+    texts = [gpuprobe(*command, cwd=tmp_path, XDG_CACHE_HOME=cache).stderr for _ in range(2)]
+    assert (tmp_path / "cache" / "gpuprobe" / "compiled").exists()
     peaks = [re.findall(r"peak: (.+?) allocated", text) for text in texts]
     assert peaks[0] == peaks[1] != []
     assert all("that this is the first process that compiles" in text for text in texts)

@@ -64,7 +64,7 @@ MEASURED = {
 
 
 def found(cases: list[tuple[object, ...]]) -> list[list[int]]:
-    done = python("-c", PROGRAM, json.dumps(cases), cwd=Path(__file__).parent, cold=True)
+    done = python("-c", PROGRAM, json.dumps(cases), cwd=Path(__file__).parent)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from native_commands import gpuprobe, python
 
 pytestmark = pytest.mark.slow
 
@@ -36,10 +36,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("compute", ["real", "shapes"])
 def test_a_capture_fails_as_on_a_gpu(compute: str) -> None:
-    program = Path(__file__).parent / "capture_programs.py"
-    done = subprocess.run(
-        [sys.executable, str(program), compute], capture_output=True, text=True, check=False
-    )
+    done = python("capture_programs.py", compute, cwd=Path(__file__).parent)
     assert done.returncode == 0, done.stderr
     found = dict(line.split(" ", 1) for line in done.stdout.splitlines())
     assert list(found) == list(REFUSED)
@@ -83,13 +80,4 @@ def test_more_pinned_memory_than_the_host_has_is_out_of_memory(tmp_path: Path) -
 
 def _run(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
     (folder / "program.py").write_text(text, encoding="utf-8")
-    return subprocess.run(
-        [
-            *(sys.executable, "-m", "gpuprobe", "run", "--gpu", "t4", "--compute", "shapes"),
-            "program.py",
-        ],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return gpuprobe("run", "--gpu", "t4", "--compute", "shapes", "program.py", cwd=folder)

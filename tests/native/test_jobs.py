@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm_python
 from native_commands import gpuprobe, python
 
 pytestmark = pytest.mark.slow
@@ -223,6 +224,7 @@ def test_torchrun_is_recorded_as_the_ranks_of_one_job(tmp_path: Path) -> None:
         *("run", "--gpu", "2xh100-80gb", "-o", "r.gpuprobe"),
         *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, "train.py"),
         cwd=tmp_path,
+        **warm_python.ranks(),
     )
     assert done.returncode == 0, done.stderr
     report = json.loads(gpuprobe("report", "--json", "r.gpuprobe", cwd=tmp_path).stdout)

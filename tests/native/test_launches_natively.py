@@ -102,6 +102,8 @@ TRITON = """
             kernel.double[(4,)](x, 1000, BLOCK=256)  # triton
 """
 COMPILED = """
+    import torch._inductor.config
+    torch._inductor.config.force_disable_caches = True
     net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()).cuda()
     def loss_of(x):
         y = net(x)
@@ -190,8 +192,7 @@ def python(program: str, folder: Path, *arguments: str) -> str:
     """What a program prints."""
     (folder / "program.py").write_text(START + program, encoding="utf-8")
     (folder / "kernel.py").write_text(KERNEL, encoding="utf-8")
-    settings = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
-    done = native_commands.python("program.py", *arguments, cwd=folder, **settings)
+    done = native_commands.python("program.py", *arguments, cwd=folder)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from native_commands import environment
+from native_commands import environment, python
 
 import gpuprobe
 
@@ -103,14 +103,7 @@ RUN = ("-m", "gpuprobe", "run", "--gpu", "t4", "--compute", "shapes", "--force",
 
 def shown(folder: Path, *command: str) -> Any:
     """What the program got."""
-    done = subprocess.run(
-        [sys.executable, *command],
-        cwd=folder,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python(*command, cwd=folder)
     assert done.returncode == 0, done.stderr
     return json.loads((folder / "shown.json").read_text())
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from native_commands import own_cache
 
 from gpuprobe.errors import EnvironmentUnavailable
 from gpuprobe.native import libraries
@@ -107,15 +109,16 @@ def test_a_program_gets_the_build_that_was_installed_next_to_one_for_the_cpu(
     fake = fake_torch(tmp_path / "site", f"{release}+cpu", "None", metadata)
     (fake / "__init__.py").write_text("raise SystemExit('the build for the CPU')\n")
     number = f"{sys.version_info.major}{sys.version_info.minor}"
-    folder = tmp_path / "cache" / "gpuprobe" / "native" / f"torch-{release}-py{number}"
-    folder.mkdir(parents=True)
+    cache = own_cache(tmp_path / "cache")
+    folder = Path(cache) / "gpuprobe" / "native" / f"torch-{release}-py{number}"
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "torch").symlink_to(real.folder)
     script = tmp_path / "train.py"
     script.write_text("import torch\nprint(torch.version.cuda, torch.cuda.is_available())\n")
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), str(ROOT)]),
-        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "XDG_CACHE_HOME": cache,
     }
     for program in ([str(script)], ["-m", "train"], ["--", sys.executable, str(script)]):
         done = subprocess.run(
@@ -123,6 +126,32 @@ def test_a_program_gets_the_build_that_was_installed_next_to_one_for_the_cpu(
             capture_output=True, text=True, check=False, env=environment, cwd=tmp_path,
         )  # fmt: skip
         assert done.stdout == f"{real.cuda} True\n", (program, done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "reason"),
+    [("nosuch", "not installed"), ("/bin/true", "it wrote no file"), ("'", "not installed")],
+)
+def test_a_chosen_compiler_that_does_not_work_is_replaced(
+    chosen: str,
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """With a small runtime: the real one takes seconds to compile."""
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler")
+    (tmp_path / "runtime.c").write_text("int gpn_started(void) { return 1; }\n")
+    (tmp_path / "runtime.map").write_text("{ global: gpn_*; local: *; };\n")
+    monkeypatch.setattr(libraries, "SOURCES", tmp_path)
+    monkeypatch.setenv("CC", chosen)
+    libraries.compile_core(tmp_path / "made" / libraries.CORE)
+    assert (tmp_path / "made" / libraries.CORE).exists()
+    assert caplog.messages == [
+        f"gpuprobe: the simulated GPU cannot be compiled by CC={chosen} ({reason}): "
+        "cc is used instead"
+    ]
 
 
 @pytest.mark.parametrize(("system", "machine"), [("darwin", "arm64"), ("win32", "AMD64")])

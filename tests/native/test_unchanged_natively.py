@@ -53,9 +53,8 @@ def test_processes_are_the_same_with_each_watcher() -> None:
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("part", ["has_a_history@model", "has_statistics@end"])
-def test_processes_have_their_own_memory_history(part: str) -> None:
-    done = run(part, script="whole_programs.py")
+def test_processes_have_their_own_memory_history() -> None:
+    done = run("has_a_history@model", "has_statistics@end", script="whole_programs.py")
     assert done.returncode == 0, done.stdout
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import warm_python
 
 pytestmark = pytest.mark.xdist_group("gpu_memory")  # so that one process shares the fixtures
 
@@ -22,6 +23,7 @@ TESTS = """\
 import os
 
 import pytest
+import warm_python
 import torch
 
 kept = []
@@ -164,6 +166,7 @@ def test_second_of_a_shared_fixture(shared):
 
 BASELINES = """\
 import pytest
+import warm_python
 import torch
 
 pytestmark = pytest.mark.gpu_memory(regression="1%")
@@ -224,10 +227,12 @@ PLUGIN = [] if INSTALLED else ["-p", "gpuprobe.pytest_plugin"]
 
 def run_pytest(folder: Path, *options: str, gpu: str = "") -> Done:
     ours = {k: v for k, v in os.environ.items() if not k.startswith(("COV_", "PYTEST_"))}
+    python = warm_python.shared().python if INSTALLED else sys.executable
+    source = {} if INSTALLED else {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", "-v", *PLUGIN, *options],
+        [python, "-m", "pytest", "-p", "no:cacheprovider", "-rA", "-v", *PLUGIN, *options],
         cwd=folder,
-        env={**ours, "PYTHONPATH": str(ROOT), "COLUMNS": "200", "EXPECTED_GPU": gpu},
+        env={**ours, **source, "COLUMNS": "200", "EXPECTED_GPU": gpu},
         capture_output=True,
         text=True,
         timeout=300,

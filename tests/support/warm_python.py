@@ -91,6 +91,11 @@ def modules_of(*rooms: str) -> list[str]:
     return names
 
 
+def modules_of_commands() -> list[str]:
+    """What commands of gpuprobe import sooner or later."""
+    return [*_OF_COMMANDS, *modules_of(*_ROOMS)]
+
+
 @functools.cache
 def shared() -> WarmPython:
     """The one of this process, until its end; in a process that was forked from one, such as a
@@ -100,7 +105,7 @@ def shared() -> WarmPython:
     if warm_client.ADDRESS in os.environ:
         return WarmPython(Path(os.environ[warm_client.ADDRESS]).parent)
     base = tempfile.mkdtemp(prefix="warm-")
-    made = WarmPython(Path(base), [*_OF_COMMANDS, *modules_of(*_ROOMS)])
+    made = WarmPython(Path(base), modules_of_commands())
     owner = os.getpid()
 
     def end() -> None:
@@ -257,12 +262,9 @@ def _serve(listening: socket.socket, modules: Sequence[str], *, one_at_a_time: b
     """Fork for each command. Returns in the forked process, with its request."""
     import importlib
 
-    import gpuprobe
     from gpuprobe.native.process import preload
 
     preload()  # a program that is forked can have a simulated GPU
-    # Else pytest warns that the package of a plugin is imported already.
-    gpuprobe.__doc__ = "PYTEST_DONT_REWRITE"
 
     import pytest  # noqa: F401 - of tests marked simulated
     import torch
@@ -272,6 +274,9 @@ def _serve(listening: socket.socket, modules: Sequence[str], *, one_at_a_time: b
     torch.nn.Linear(2, 2)
     for module in modules:
         importlib.import_module(module)
+    # Else pytest warns that the package of a plugin is imported already.
+    for name in {"anyio", "gpuprobe"} & sys.modules.keys():
+        sys.modules[name].__doc__ = "PYTEST_DONT_REWRITE"
     if "gpuprobe.native.session" in modules:
         _prepare_simulated_gpus()
     gc.collect()

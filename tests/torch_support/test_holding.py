@@ -403,6 +403,20 @@ def test_a_loop_variable() -> None:
         assert (one.root, one.name) == (HolderRoot.LOCAL, "item")
 
 
+def while_it_waits(
+    work: Callable[[], None], ready: threading.Event, finish: threading.Event, keys: list[Any]
+) -> Any:
+    """The holder of the first of ``keys``, while a thread does ``work``, which waits."""
+    thread = threading.Thread(target=work)
+    thread.start()
+    ready.wait()
+    try:
+        return holders_of(keys)[keys[0]]
+    finally:
+        finish.set()
+        thread.join()
+
+
 def test_a_variable_of_another_thread() -> None:
     ready, finish = threading.Event(), threading.Event()
     keys = []
@@ -413,14 +427,7 @@ def test_a_variable_of_another_thread() -> None:
         ready.set()
         finish.wait()
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    ready.wait()
-    try:
-        one = holders_of(keys)[keys[0]]
-    finally:
-        finish.set()
-        thread.join()
+    one = while_it_waits(work, ready, finish, keys)
     assert (one.root, one.function, one.name) == (HolderRoot.LOCAL, "work", "batch['x']")
 
 
@@ -559,14 +566,7 @@ def test_the_exception_of_another_thread() -> None:
             ready.set()
             finish.wait()
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    ready.wait()
-    try:
-        one = holders_of(keys)[keys[0]]
-    finally:
-        finish.set()
-        thread.join()
+    one = while_it_waits(work, ready, finish, keys)
     assert (one.root, one.error, one.name) == (HolderRoot.EXCEPTION, "MemoryError", "batch[0]")
 
 
