@@ -1,15 +1,19 @@
-"""A wheel carries the compiled runtime: who installs it needs no C compiler."""
+"""A wheel carries the compiled runtime: who installs it needs no C compiler, as in CI."""
 
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 import sysconfig
 import zipfile
 from pathlib import Path
 
+import blocks
 import pytest
+import yaml
 
 from gpuprobe.native import libraries
 
@@ -45,14 +49,45 @@ def run(python: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [str(python), "-c", PROGRAM],
         cwd=folder,
-        env={"PATH": str(folder), "HOME": str(folder), "XDG_CACHE_HOME": str(folder / "cache")},
+        env=environment(folder),
         capture_output=True,
         text=True,
         check=False,
     )
 
 
-def test_a_wheel_runs_programs_without_a_compiler(tmp_path: Path) -> None:
+def check_as_in_ci(commands: Path, folder: Path) -> None:
+    """What the how-to has CI run after its installation, against a baseline of another machine."""
+    (page,) = [
+        block
+        for block in blocks.blocks(ROOT / "docs" / "how-to" / "gate-memory-in-ci.md")
+        if block.directives.get("file") == ".gitlab-ci.yml"
+    ]
+    job = yaml.safe_load("\n".join(page.lines))["memory"]
+    (line,) = [line for line in job["script"] if not line.startswith("pip install ")]
+    command, *arguments = shlex.split(line)
+    assert command == "gpuprobe"
+    project = folder / "project"
+    shutil.copytree(ROOT / "tests" / "integration" / "sample_project", project)
+    done = subprocess.run(
+        [str(commands / command), *arguments],
+        cwd=project,
+        env={**environment(folder), "GITLAB_CI": "true", "CI_PROJECT_DIR": str(project)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "memory is within the baseline" in done.stdout + done.stderr
+    assert (project / job["artifacts"]["reports"]["junit"]).is_file()
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Without a compiler, with caches in ``folder``."""
+    return {"PATH": str(folder), "HOME": str(folder), "XDG_CACHE_HOME": str(folder / "cache")}
+
+
+def test_a_wheel_runs_programs_and_the_check_of_ci_without_a_compiler(tmp_path: Path) -> None:
     wheel = build(tmp_path / "wheel")
     tag = "-".join(wheel.stem.split("-")[2:])
     assert tag == f"py3-none-{libraries.wheel_platform(libraries.core())}"
@@ -72,6 +107,7 @@ def test_a_wheel_runs_programs_without_a_compiler(tmp_path: Path) -> None:
     # torch and what else gpuprobe imports is where these tests run; a .pth file there is not read.
     (site / "others.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
 
+    check_as_in_ci(python.parent, tmp_path)
     done = run(python, tmp_path)
     assert done.stdout == f"{site / 'gpuprobe' / '__init__.py'} 4.0\n", done.stderr
     assert not list((tmp_path / "cache").rglob("runtime-*"))
