@@ -12,7 +12,11 @@ each program and judges the first cause:
 * its *holder*: it begins with the name of the table's;
 * its *remedy*: a word of the table's remedies, for each rule (`_WORDS`).
 
-Usage: python benchmarks/cause_cases.py [--explain] [NAME...]    (Python 3.11 or later)
+With ``--folder benchmarks/fresh_cases`` it does so with the cases that nobody had seen who wrote
+the rules: no rule is changed for one of them.
+
+Usage: python benchmarks/cause_cases.py [--folder FOLDER] [--explain] [NAME...]
+(Python 3.11 or later)
 """
 
 from __future__ import annotations
@@ -81,6 +85,7 @@ class Case:
     """
 
     name: str
+    folder: Path
     kind: str
     mechanism: str
     thread: str
@@ -91,20 +96,20 @@ class Case:
 
     @property
     def program(self) -> Path:
-        return FOLDER / self.name / "program.py"
+        return self.folder / "program.py"
 
     @property
     def patch(self) -> Path:
-        return FOLDER / self.name / "fix.patch"
+        return self.folder / "fix.patch"
 
 
-def cases() -> list[Case]:
-    """All cases of the table, by name."""
-    table = tomllib.loads((FOLDER / "truths.toml").read_text(encoding="utf-8"))
-    return [_case(name, row) for name, row in sorted(table.items())]
+def cases(folder: Path = FOLDER) -> list[Case]:
+    """All cases of the table in ``folder``, by name."""
+    table = tomllib.loads((folder / "truths.toml").read_text(encoding="utf-8"))
+    return [_case(name, folder / name, row) for name, row in sorted(table.items())]
 
 
-def _case(name: str, row: Mapping[str, Any]) -> Case:
+def _case(name: str, folder: Path, row: Mapping[str, Any]) -> Case:
     cause = None
     if row["kind"] != "control":
         names = ("born", "keeps", "holder", "state", "remedy", "figure")
@@ -115,6 +120,7 @@ def _case(name: str, row: Mapping[str, Any]) -> Case:
         )
     return Case(
         name=name,
+        folder=folder,
         kind=row["kind"],
         mechanism=row["mechanism"],
         thread=row["thread"],
@@ -283,10 +289,12 @@ def explain_all(chosen: list[Case]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--explain", action="store_true", help="run gpuprobe explain on each")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="the cases' folder")
     parser.add_argument("names", nargs="*", metavar="NAME")
     args = parser.parse_args()
     wrong = 0
-    chosen = [case for case in cases() if not args.names or case.name in args.names]
+    folder = args.folder.resolve()
+    chosen = [case for case in cases(folder) if not args.names or case.name in args.names]
     if args.explain:
         explain_all(chosen)
         return
