@@ -106,7 +106,7 @@ def test_an_estimate_of_memory_that_grows_names_the_line_first(tmp_path: Path) -
     script(tmp_path, LEAKS)
     for steps, where in (
         ("5", "script.py:10 in <module>"),
-        ("3", "and kept by history (a list of 2)"),
+        ("3", "history (a list of 2)"),
     ):
         options = ["--gpu", "t4", "--steps", steps]
         shown = gpuprobe("estimate", *options, "script.py", cwd=tmp_path).stdout
