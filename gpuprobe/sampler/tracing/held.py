@@ -23,7 +23,7 @@ from gpuprobe.sampler.tracing.uses import Uses
 from gpuprobe.torch_support.holding.objects import SearchLimits
 from gpuprobe.torch_support.holding.search import holders_of
 
-_LIMITS: Final = SearchLimits(200_000, 1.0)
+_LIMITS: Final = SearchLimits(500_000, 3.0)
 _MOST_BLOCKS: Final = 20_000
 _MOST_GROUPS: Final = 32
 
