@@ -215,39 +215,49 @@ _NAMED: Final = frozenset(HolderRoot) - {
 
 class _KeptBy(NamedTuple):
     holder: Holder
-    steps: dict[int, int]
-    """By traced step: how many blocks are kept that it made."""
+    steps: set[int]
+    """The traced steps that made some of it."""
+    sizes: list[int]
+    """The elements of the container as the program ran."""
+
+    def grows(self, traced: list[int]) -> bool:
+        """Whether more is kept as the program runs. ``traced``: the steps that have traces."""
+        if len(self.sizes) > 1:
+            return self.sizes == sorted(set(self.sizes))
+        if len(self.steps) < _LEAST_TRACED:
+            return False
+        # A window over the last steps keeps none of the first ones.
+        early, middle = traced[len(traced) // 3], traced[(len(traced) - 1) // 2]
+        return min(self.steps) <= early and max(self.steps) > middle
 
 
 def _kept(rank: RankRecording) -> list[_KeptBy]:
-    """What each holder keeps that no later step has used, by the step that made it."""
+    """What each holder keeps that no later step has used."""
     step_of = {name: step.index for step in rank.traced_steps() for name in step.traces}
     found: dict[tuple[object, ...], _KeptBy] = {}
     for name, held in rank.held.items():
         for rows in held:
             holder = rows.holder
             key = holder.root, holder.name, holder.function, holder.kept
-            kept = found.setdefault(key, _KeptBy(holder, {}))
+            sizes = [size for _, size in rows.sizes]
+            kept = found.setdefault(key, _KeptBy(holder, set(), sizes))
             if rows.events and name in step_of:
-                step = step_of[name]
-                kept.steps[step] = kept.steps.get(step, 0) + len(rows.events)
+                kept.steps.add(step_of[name])
     return list(found.values())
 
 
 def kept_causes(site: PeakSite, known: Sequence[MemoryCause]) -> Iterator[MemoryCause]:
-    """The holders that keep something of step after step, early and late, though it may be a small
-    part of the peak: it has no end. Those of ``known`` causes are left out.
+    """The holders that keep more and more, though it may be a small part of the peak: it has no
+    end. Those of ``known`` causes are left out.
     """
     traced = [step.index for step in site.rank.traced_steps() if step.traces]
     names = {cause.holder.name for cause in known if cause.holder is not None}
     peak = 0 if isinstance(site.amount, Unavailable) else site.amount.at_least
-    for holder, steps in sorted(_kept(site.rank), key=lambda one: -one.holder.bytes):
+    for one in sorted(_kept(site.rank), key=lambda one: -one.holder.bytes):
+        holder = one.holder
         if holder.root not in _NAMED or holder.name in names or holder.kept is Kept.GRAD:
             continue
-        # A window over the last steps keeps none of the first ones.
-        if len(steps) < _LEAST_TRACED or min(steps) > traced[len(traced) // 3]:
-            continue
-        if max(steps) <= traced[(len(traced) - 1) // 2]:
+        if not one.grows(traced):
             continue
         remedy, code = _keep_none(holder)
         yield MemoryCause(
@@ -259,8 +269,8 @@ def kept_causes(site: PeakSite, known: Sequence[MemoryCause]) -> Iterator[Memory
             holder=holder,
             kept_at=None,
             sentence=(
-                f"{kept_in(holder)} keeps more with the steps, and nothing uses it again: "
-                f"{holder.contents}, of {len(steps)} traced steps ({min(steps)} to {max(steps)})"
+                f"{kept_in(holder)} grows with the steps, and nothing uses what it keeps: "
+                f"{holder.contents} of the traced steps"
             ),
             remedy=remedy,
             code=code,

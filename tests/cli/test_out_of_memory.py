@@ -104,7 +104,10 @@ def test_memory_that_grew_is_the_verdict(tmp_path: Path) -> None:
 
 def test_an_estimate_of_memory_that_grows_names_the_line_first(tmp_path: Path) -> None:
     script(tmp_path, LEAKS)
-    for steps, where in (("5", "script.py:10 in <module>"), ("3", "With --steps 4,")):
+    for steps, where in (
+        ("5", "script.py:10 in <module>"),
+        ("3", "history (a list of 2)"),
+    ):
         options = ["--gpu", "t4", "--steps", steps]
         shown = gpuprobe("estimate", *options, "script.py", cwd=tmp_path).stdout
         advice = shown.partition("Memory grows from step to step\n")[2]

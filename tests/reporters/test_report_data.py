@@ -27,6 +27,7 @@ from report_builders import (
     window,
 )
 
+from gpuprobe.analysis.placement import imbalance
 from gpuprobe.errors import DataError
 from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.memory import Block, BlockState, Category, Segment
@@ -631,6 +632,25 @@ class TestGrowth:
         assert checked(recording(steps))["growth"] is None
 
 
+def test_an_imbalance_is_of_the_peaks_and_not_of_a_step_with_lower_bounds() -> None:
+    """Counters rise in the second step alone: a later one has only lower bounds."""
+
+    def of_both(index: int, first: Peak, second: Peak) -> Step:
+        made = step(index, {"forward": 1}, device="cuda:0")
+        windows = [
+            replace(made.windows[0], device=name, peak_allocated=peak)
+            for name, peak in (("cuda:0", first), ("cuda:1", second))
+        ]
+        return replace(made, windows=tuple(windows))
+
+    steps = [
+        of_both(0, Peak.exactly(100), Peak.exactly(50)),
+        of_both(1, Peak.exactly(1800), Peak.exactly(500)),
+        of_both(2, Peak(800, 1800), Peak(200, 500)),
+    ]
+    assert imbalance(steps) == ("cuda:0", 1800, 500)
+
+
 class TestAdvice:
     def ids(self, made: Recording) -> list[str]:
         return [advice["id"] for advice in checked(made)["advice"]]
@@ -662,6 +682,21 @@ class TestAdvice:
         (cause,) = checked(self.of(blocks, "forward/attention"))["causes"]
         assert (cause["rule"], cause["bytes"]) == ("late-zero-grad", 60)
         assert "unavailable" in checked(self.of(blocks, "backward"))["causes"]
+
+    def test_expandable_segments_are_not_for_the_pools_of_graphs(self) -> None:
+        def found(pools: list[tuple[int, int]]) -> list[str]:
+            peak, reserved = 100 * MIB, 1000 * MIB
+            made = step(0, {"forward": peak}, device="cuda:0", reserved=reserved)
+            traced = trace([("a.py:1", peak, Category.PARAMETER)], device="cuda:0")
+            traced.segments = tuple(
+                Segment(0, 1 << (30 + at), 480 * MIB, 0, "large", pool_id=pool)
+                for at, pool in enumerate(pools)
+            )
+            return self.ids(recording([made], [traced]))
+
+        assert found([(0, 1), (0, 2)]) == ["graph-pools"]
+        assert found([(0, 1)]) == []
+        assert found([(0, 0)]) == ["expandable-segments"]
 
     def test_optimizer_state(self) -> None:
         adam = [("a.py:1", 30, Category.PARAMETER), ("o.py:1", 60, Category.OPTIMIZER_STATE)]

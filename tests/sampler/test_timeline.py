@@ -240,3 +240,21 @@ def test_the_peak_that_is_known_exactly_stays_so(monkeypatch: pytest.MonkeyPatch
         timeline.leave()
     (step,) = [assemble(0, timeline.cut(), origin_ns=0)]
     assert step.windows[0].peak_allocated == Peak.exactly(900)
+
+
+def test_an_evaluation_that_a_backward_pass_follows_was_training() -> None:
+    """Back to the last pass of another kind, and in the phase that still goes on."""
+    line = PhaseTimeline(Machine().read)
+    for name in ("evaluation", "forward", "evaluation"):
+        line.enter(name)
+        line.leave(sticky=True)
+    line.was_training()
+    line.enter("backward")
+    line.leave()
+    paths = [span.path for span in line.cut()]
+    assert [path for path in paths if path not in (SETUP, OTHER)] == [
+        "evaluation",
+        "forward",
+        "forward",
+        "backward",
+    ]

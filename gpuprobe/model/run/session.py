@@ -253,13 +253,15 @@ class LaterUses:
 class HeldRows:
     """Blocks that were alive at the end of ``trace``, that no later step has used, and that
     ``holder`` held when a step, or the program, ended: rows of the events of the trace, and of its
-    baseline.
+    baseline. ``sizes``: after so many steps, how many elements the outermost container on the path
+    had.
     """
 
     trace: str
     holder: Holder
     events: tuple[Count, ...]
     baseline: tuple[Count, ...]
+    sizes: tuple[tuple[Count, Count], ...] = ()
 
 
 @record(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from gpuprobe.sampler.tracing.uses import Uses
 from gpuprobe.torch_support.holding.objects import SearchLimits
 from gpuprobe.torch_support.holding.search import holders_of
 
-_LIMITS: Final = SearchLimits(200_000, 1.0)
+_LIMITS: Final = SearchLimits(500_000, 3.0)
 _MOST_BLOCKS: Final = 20_000
 _MOST_GROUPS: Final = 32
 
@@ -38,6 +38,8 @@ class HeldMemory:
         self._uses = uses
         self._steps: dict[str, int] = {}  # by the name of a trace
         self._alive: dict[str, dict[int, int]] = {}  # by device: sizes by address
+        self._sizes: dict[tuple[object, ...], dict[int, int]] = {}
+        """By holder: the elements of its outermost container, by the number of steps."""
         self._found: dict[_Place, tuple[Holder, int, list[tuple[str, bool, int]]]] = {}
 
     def saved(self, trace: MemoryTrace, name: str) -> None:
@@ -79,8 +81,13 @@ class HeldMemory:
         )
         for place in largest:
             holder = found.get(place)
+            if ended and place in self._found and (holder is None or not holder.name):
+                continue  # of a function that has returned since
             if holder is not None:
                 self._found[place] = holder, sizes[place], followed[place[1]]
+                many = next((step.size for step in holder.path if step.size is not None), None)
+                if many is not None:
+                    self._sizes.setdefault(_key(holder), {})[before] = many
 
     def take(self) -> Iterator[HeldRows]:
         """What was found, in groups of one holder, the largest first."""
@@ -108,7 +115,13 @@ class HeldMemory:
             for trace, baseline, row in self._found[place][2]:
                 rows.setdefault(trace, ([], []))[baseline].append(row)
         for trace, (events, baseline_rows) in rows.items():
-            yield HeldRows(trace, holder, tuple(sorted(events)), tuple(sorted(baseline_rows)))
+            yield HeldRows(
+                trace,
+                holder,
+                tuple(sorted(events)),
+                tuple(sorted(baseline_rows)),
+                tuple(sorted(self._sizes.get(_key(holder), {}).items())),
+            )
 
 
 def _key(holder: Holder) -> tuple[object, ...]:
