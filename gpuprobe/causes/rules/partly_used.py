@@ -29,12 +29,9 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
     whole = [row for row in partly if _stays(live, row)]
     if whole:
         yield _data_set(live, whole)
-    new = [row for row in partly if row not in whole and live.is_new(row)]
-    old = [
-        row
-        for row in partly
-        if row not in whole and not live.is_new(row) and live.lives.last[row] >= live.now
-    ]
+    now = [row for row in partly if row not in whole and live.lives.last[row] >= live.now]
+    new = [row for row in now if live.is_new(row) or live.lives.last[row] == live.now]
+    old = [row for row in now if row not in new]
     if new and not live.bytes_of(old) > live.bytes_of(new):
         yield _computed_in_whole(live, new)
     elif old:

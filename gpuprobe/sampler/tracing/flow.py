@@ -24,6 +24,7 @@ _MOST_PARTS: Final = 1 << 16
 """Different parts of one block that are counted. A block of which more are read counts as read."""
 _BACKWARD: Final = "backward"
 _SCATTER: Final = "scatter_"
+_SUMS: Final = ("add", "add_", "sub", "sub_", "stack", "cat")
 _ADDS: Final = ("add_", "_foreach_add_")
 
 
@@ -140,13 +141,17 @@ class Flow:
             self._join(operator)
 
     def _join(self, operator: Operator) -> None:
-        """Note that the blocks of an operator are computed from one another. A sum of single
-        numbers connects nothing: each could have its own backward pass."""
+        """Note that the blocks of an operator are computed from one another. What is computed from
+        no other block connects nothing, such as weights and inputs; nor does a sum of single
+        numbers, each of which could have its own backward pass.
+        """
+        sums = operator.name in _SUMS
         blocks = [
             note.block
             for note in operator.notes
             if note.block >= 0
-            and not (operator.how == Made.POINTWISE and note.kind == USE and _is_number(note))
+            and (note.kind == MADE or self._trace.events.inputs[note.block])
+            and not (sums and note.kind == USE and _is_number(note))
         ]
         for block in blocks[1:]:
             first, second = self._find(blocks[0]), self._find(block)
