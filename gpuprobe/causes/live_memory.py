@@ -51,6 +51,8 @@ class Excess:
     sizes: Mapping[int, int] = field(default_factory=dict)
     ends: Mapping[int, int] = field(default_factory=dict)
     kept_at: Place | None = None
+    named: Sequence[int] = ()
+    """Other rows whose holders the answer names."""
 
 
 class LiveMemory:
