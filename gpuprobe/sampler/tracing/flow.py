@@ -78,6 +78,7 @@ class Flow:
         """``origins``: of blocks that are older than the trace, by address."""
         self._trace = trace
         self._joined: dict[int, int] = {}
+        self._leaves: dict[int, int] = {}
         self._events = len(trace.events)
         self._operators: list[Operator] = []
         self._parts: dict[int, set[tuple[int, int]]] = {}
@@ -153,6 +154,9 @@ class Flow:
             and (note.kind == MADE or self._trace.events.inputs[note.block])
             and not (sums and note.kind == USE and _is_number(note))
         ]
+        for note in operator.notes:
+            if note.kind == USE and note.block >= 0 and blocks:
+                self._leaves.setdefault(note.block, blocks[0])
         for block in blocks[1:]:
             first, second = self._find(blocks[0]), self._find(block)
             if first != second:
@@ -246,9 +250,9 @@ class Flow:
             at, columns = self._row(block)
             columns.read[at] = read
         events = self._trace.events
-        for block in self._joined:
-            events.graph[block] = self._find(block) + 1
-        for block in set(self._joined.values()):
+        for block, first in self._leaves.items():
+            events.graph[block] = self._find(first) + 1
+        for block in {*self._joined, *self._joined.values()}:
             events.graph[block] = self._find(block) + 1
         needed = self._needed(alive)
         if needed is None:
