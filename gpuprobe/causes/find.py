@@ -61,9 +61,14 @@ def causes_at(
     if not failed:
         live = LiveMemory(lives, event, holders, variable)
         found += [one for _, one in _larger(live)]
-    found.sort(key=lambda one: one.without if not failed else -one.group.bytes)
     known: set[int] = set()
     peak = max(lives.ledger.allocated_after())
+    # What a remedy saves counts, but not what it saves of others' memory.
+    saved = {
+        id(one): one.group.bytes if failed else min(one.group.bytes, peak - one.without)
+        for one in found
+    }
+    found.sort(key=lambda one: -saved[id(one)])
     for one in found:
         rows = {block.row for block in one.group.blocks}
         new = sum(block.bytes for block in one.group.blocks if block.row not in known)
