@@ -47,6 +47,7 @@ from gpuprobe.causes.find import (
 from gpuprobe.causes.groups import LEAST
 from gpuprobe.causes.recorded import cause_of
 from gpuprobe.causes.rules.fragments import FRAGMENTS
+from gpuprobe.causes.rules.joins import GROWN
 from gpuprobe.causes.variables import Variables
 from gpuprobe.errors import ProgramFailed, UsageError
 from gpuprobe.model.causes import Certainty, Effect, Explanation, MemoryCause
@@ -436,8 +437,8 @@ class _Explaining:
 def _ranked(
     causes: Sequence[MemoryCause], cached: Sequence[MemoryCause]
 ) -> tuple[MemoryCause, ...]:
-    """All causes, those of cached memory first if it is more than the others save. Fragments come
-    last: what makes blocks of many sizes is their cause.
+    """All causes, those of cached memory first if it is more than the others save. Where a tensor
+    grows, that is why the cache has free blocks of many sizes.
     """
     saved = max(
         (
@@ -447,7 +448,8 @@ def _ranked(
         ),
         default=0,
     )
-    first = [one for one in cached if one.rule != FRAGMENTS and one.bytes > saved]
+    grown = any(one.rule == GROWN for one in causes)
+    first = [one for one in cached if one.bytes > saved and not (grown and one.rule == FRAGMENTS)]
     return (*first, *causes, *(one for one in cached if one not in first))
 
 

@@ -1,1 +1,3 @@
-"""Causes: why memory that a program does not need is there. One rule a file, in `causes.rules`."""
+"""Causes: why a program has memory that it does not need, or needs less of. One rule a file, in
+`causes.rules`.
+"""

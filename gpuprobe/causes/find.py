@@ -61,10 +61,16 @@ def causes_at(
     tensors = lives.tensors(event)
     found = list(_unneeded(lives, event, holders, otherwise, failed=failed))
     if not failed:
-        found += _larger(LiveMemory(lives, event, holders, variable))
-    found.sort(key=lambda one: one.without if not failed else -one.group.bytes)
+        live = LiveMemory(lives, event, holders, variable)
+        found += [one for _, one in _larger(live)]
     known: set[int] = set()
     peak = max(lives.ledger.allocated_after())
+    # What a remedy saves counts, but not what it saves of others' memory.
+    saved = {
+        id(one): one.group.bytes if failed else min(one.group.bytes, peak - one.without)
+        for one in found
+    }
+    found.sort(key=lambda one: -saved[id(one)])
     for one in found:
         rows = {block.row for block in one.group.blocks}
         new = sum(block.bytes for block in one.group.blocks if block.row not in known)
@@ -79,8 +85,10 @@ def searched_at(lives: Biographies, event: int, *, failed: bool = False) -> list
     """The blocks just after an event whose holders are part of a cause."""
     blocks = {block.row: block for block in blocks_at(lives, event, failed=failed)}
     if not failed:
-        for one in _larger(LiveMemory(lives, event)):
-            blocks.update((block.row, block) for block in one.group.blocks)
+        live = LiveMemory(lives, event)
+        for excess, _ in _larger(live):
+            rows = dict.fromkeys((*excess.rows, *excess.named), Need.LATER)
+            blocks.update((block.row, block) for block in held_blocks(lives, rows))
     return list(blocks.values())
 
 
@@ -114,12 +122,12 @@ def _unneeded(
                 break
 
 
-def _larger(live: LiveMemory) -> Iterator[Diagnosed]:
+def _larger(live: LiveMemory) -> Iterator[tuple[Excess, Diagnosed]]:
     for rule in LARGER:
         for excess in rule(live):
             one = _diagnosed(live, excess)
             if one is not None:
-                yield one
+                yield excess, one
 
 
 def _diagnosed(live: LiveMemory, excess: Excess) -> Diagnosed | None:

@@ -20,6 +20,7 @@ LEAST = 0.125
 all their memory, a tenth can be variables of the iteration before."""
 
 
+_NAMED = (HolderRoot.LOCAL, HolderRoot.GLOBAL, HolderRoot.CLASS)
 _CONTAINERS = {"dict", "list", "tuple", "set", "deque", "cell"}
 
 
@@ -182,6 +183,8 @@ def groups_of(
             key: tuple[object, ...] = (early, block.made_at)
             if holder is not None and holder.kept in (Kept.SAVED, Kept.VARIABLE):
                 key = (early, holder.root)
+        elif holder.kept is Kept.GRAD and holder.root in _NAMED:
+            key = (early, Kept.GRAD)  # of all parameters
         elif holder.root is HolderRoot.EXCEPTION:
             key = (early, holder.root, holder.error)
         elif holder.root is HolderRoot.CYCLE:

@@ -51,6 +51,8 @@ class Excess:
     sizes: Mapping[int, int] = field(default_factory=dict)
     ends: Mapping[int, int] = field(default_factory=dict)
     kept_at: Place | None = None
+    named: Sequence[int] = ()
+    """Other rows whose holders the answer names."""
 
 
 class LiveMemory:
@@ -167,7 +169,7 @@ class LiveMemory:
         return sum(self.size[row] for row in rows)
 
     @cached_property
-    def _kinds(self) -> list[tuple[object, int]]:
+    def kinds(self) -> list[tuple[object, int]]:
         """By row, the lines of the program that made it, and the operator."""
         names, stacks = self.column("made_name"), ProgramStacks(self.ledger.trace.stacks)
         return [
@@ -179,8 +181,8 @@ class LiveMemory:
         """The rows of the trace that are made as these are: on the same lines, by the same
         operator.
         """
-        kinds = {self._kinds[row] for row in rows}
-        return [row for row, kind in enumerate(self._kinds) if kind in kinds]
+        kinds = {self.kinds[row] for row in rows}
+        return [row for row, kind in enumerate(self.kinds) if kind in kinds]
 
     def end_after(self, operator: int) -> int:
         """The first event after an operator."""

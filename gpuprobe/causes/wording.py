@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Final
 
 from gpuprobe.causes.live_memory import LiveMemory
 from gpuprobe.model.run.holders import Holder, HolderRoot
+
+_MOST_NAMES: Final = 3
 
 
 def kept_in(holder: Holder) -> str:
@@ -22,16 +25,23 @@ def kept_in(holder: Holder) -> str:
 
 
 def of_names(live: LiveMemory, rows: Collection[int], word: str = " of ") -> str:
-    """`` of k, v (in attend)``: the names that hold rows, the largest first; "" if unknown."""
-    places: dict[str, int] = {}
+    """`` of k, v (in attend)``: the names that hold rows, the largest first; the variable that the
+    largest is computed for, if none holds it; "" if that is unknown, too.
+    """
+    sizes: dict[tuple[str, str, str], int] = {}
     for row in rows:
         holder = live.holders.get(row)
         if holder is not None and holder.name and holder.root is not HolderRoot.OUTSIDE:
-            places.setdefault(kept_in(holder), 0)
-            places[kept_in(holder)] += live.size[row]
-    names = sorted(places, key=lambda name: -places[name])[:3]
-    if names:
-        return f"{word}{', '.join(names)}"
+            key = holder.name, holder.function, kept_in(holder)
+            sizes[key] = sizes.get(key, 0) + live.size[row]
+    found = sorted(sizes, key=lambda key: -sizes[key])[:_MOST_NAMES]
+    whole = list(dict.fromkeys(place for _, _, place in found))
+    if len(whole) == 1:
+        return f"{word}{whole[0]}"
+    if whole:
+        functions = {function for _, function, _ in found}
+        where = f" (in {functions.pop()})" if len(functions) == 1 and all(functions) else ""
+        return f"{word}{', '.join(name for name, _, _ in found)}{where}"
     largest = max(rows, key=lambda row: live.size[row], default=None)
     name = "" if largest is None else live.variable(live.frames(largest))
     return f" for {name}" if name else ""

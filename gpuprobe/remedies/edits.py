@@ -244,6 +244,8 @@ def _without_option(text: ProgramText, line: int, option: str) -> list[Replaceme
     ]
     if len(found) != 1:
         return Refused(Refusal.NO_STATEMENT if not found else Refusal.AMBIGUOUS, option)
+    if any(isinstance(around, ast.JoinedStr) for around in text.ancestors(found[0])):
+        return Refused(Refusal.IN_A_STRING)
     kept = [one for one in str(found[0].value).split(",") if _option_name(one) != option]
     return [Replacement(*text.span(found[0]), f'"{",".join(kept)}"')]
 

@@ -88,6 +88,33 @@ for step in range(6):
 """
 )
 
+REPEATED = (
+    START
+    + """\
+def attend(scores, mask):
+    many = mask[None].repeat(16, 1, 1)
+    return (scores + many).sum()
+
+mask = torch.randn(1024, 1024, device="cuda")
+for step in range(3):
+    total = attend(torch.randn(16, 1024, 1024, device="cuda"), mask)
+"""
+)
+
+STREAMS = """\
+import torch
+
+def copy(part):
+    with torch.cuda.stream(torch.cuda.Stream()):
+        buffer = torch.empty(16 << 20, dtype=torch.uint8, device="cuda")
+        buffer[: len(part)] = part
+    torch.cuda.synchronize()
+
+part = torch.ones(1 << 20, dtype=torch.uint8, device="cuda")
+for call in range(6):
+    copy(part)
+"""
+
 CONTROL = (
     START
     + """\
@@ -108,6 +135,13 @@ for step in range(4):
         (LOSSES, "kept-graphs", "reg = net(x)", "losses", "    losses.append(reg.detach())"),
         (VARIABLE, "live-variable", "big = torch.cat", "big (a Tensor in train", ""),
         (CYCLE, "cycle", "x.repeat", "State.me", ""),
+        (
+            REPEATED,
+            "repeated-values",
+            ".repeat(16",
+            "many",
+            "    many = mask[None].expand(16, -1, -1)",
+        ),
     ],
 )
 def test_the_first_cause_names_line_and_holder_and_its_fix_was_tried(
@@ -137,6 +171,15 @@ def test_a_program_that_needs_its_memory_has_no_cause(tmp_path: Path) -> None:
     assert (done.returncode, found["causes"]) == (0, [])
     shown = gpuprobe("explain", "--gpu", "t4", "train.py", cwd=tmp_path)
     assert "All of it is needed" in shown.stdout
+
+
+def test_memory_in_the_cache_of_old_streams(tmp_path: Path) -> None:
+    _, found = explain(tmp_path, STREAMS)
+    first = found["causes"][0]
+    assert (first["rule"], first["made_at"]["line"]) == ("old-streams", 5)
+    assert first["bytes"] == 5 * 20 * MIB
+    assert first["effect"]["reserved"]
+    assert first["effect"]["certainty"] == "untried"
 
 
 RETRY = (

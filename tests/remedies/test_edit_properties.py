@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 
 from gpuprobe.remedies.edits import (
     ClearAfterLoop,
+    CloneStored,
     DeleteAfterUse,
     Detach,
     Edit,
+    ExpandInsteadOfRepeat,
     InsertCall,
     MapLocationCpu,
     NoGrad,
@@ -126,6 +128,8 @@ def edits(draw: st.DrawFn, lines: int) -> Edit:
                 SetKeyword(line, "f", "k", "1"),
                 SetKeyword(line, "g", "k", None),
                 MapLocationCpu(line),
+                CloneStored(line),
+                ExpandInsteadOfRepeat(line),
                 InsertCall(line, "gc.collect()"),
                 InsertCall(line, "gc.collect()", Where.END_OF_LOOP),
                 InsertCall(line, "torch.cuda.empty_cache()", Where.AFTER_LOOP),

@@ -11,15 +11,18 @@ import pytest
 from gpuprobe.remedies.edits import (
     AutogradGrad,
     ClearAfterLoop,
+    CloneStored,
     DeleteAfterUse,
     Detach,
     Edit,
+    ExpandInsteadOfRepeat,
     InsertCall,
     MapLocationCpu,
     NoGrad,
     SetKeyword,
     ToCpu,
     Where,
+    WithoutAllocatorOption,
     apply,
 )
 from gpuprobe.remedies.setting import AllocatorSetting
@@ -352,6 +355,36 @@ def test_a_function_and_a_call_without_graphs() -> None:
 )  # fmt: skip
 def test_what_needs_its_graph(source: str, lines: tuple[int, int], reason: Refusal) -> None:
     assert refusal(source, NoGrad(*lines)) is reason
+
+
+@pytest.mark.parametrize(
+    ("before", "edit", "after"),
+    [
+        ("kept.append(hidden[:, 0])", CloneStored(1), "kept.append(hidden[:, 0].clone())"),
+        ("m = mask[:, None].repeat(1, h, 1)", ExpandInsteadOfRepeat(1),
+         "m = mask[:, None].expand(-1, h, -1)"),
+        ("m = f(x.repeat(n, 1)).mean()", ExpandInsteadOfRepeat(1), "m = f(x.expand(n, -1)).mean()"),
+        ("s('max_split_size_mb:128, expandable_segments:True')",
+         WithoutAllocatorOption(1, "max_split_size_mb"), 's(" expandable_segments:True")'),
+    ],
+)  # fmt: skip
+def test_smaller_memory(before: str, edit: Edit, after: str) -> None:
+    assert edited(before, edit) == after
+
+
+@pytest.mark.parametrize(
+    ("source", "edit", "reason"),
+    [
+        ("m = x.repeat(*sizes)", ExpandInsteadOfRepeat(1), Refusal.STAR_ARGUMENTS),
+        ("m = x.repeat((2, 1))", ExpandInsteadOfRepeat(1), Refusal.STAR_ARGUMENTS),
+        ("m = repeat(x, 2)", ExpandInsteadOfRepeat(1), Refusal.NOT_MECHANICAL),
+        ("s(f'max_split_size_mb:{n}')", WithoutAllocatorOption(1, "max_split_size_mb"),
+         Refusal.IN_A_STRING),
+        ("s('garbage:1')", WithoutAllocatorOption(1, "max_split_size_mb"), Refusal.NO_STATEMENT),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_made_smaller(source: str, edit: Edit, reason: Refusal) -> None:
+    assert refusal(source, edit) is reason
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,10 @@ from gpuprobe.model.text import human_bytes
 def diagnose(group: HeldGroup) -> Answer | None:
     """Memory that was saved for backward passes which do not come."""
     holder = group.holder
-    if holder is None or holder.kept not in (Kept.SAVED, Kept.VARIABLE):
+    if holder is None:
+        return None
+    nameless = holder.kept is Kept.GRAD and holder.root is HolderRoot.OUTSIDE
+    if holder.kept not in (Kept.SAVED, Kept.VARIABLE) and not nameless:
         return None
     size = human_bytes(group.bytes)
     of_gradients = any(step.label == ".grad" for step in holder.path)

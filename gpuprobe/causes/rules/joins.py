@@ -9,6 +9,7 @@ from gpuprobe.causes.live_memory import Excess, LiveMemory
 from gpuprobe.causes.wording import of_names
 from gpuprobe.model.text import human_bytes
 
+GROWN = "grown-by-joining"
 _JOINS = ("cat", "stack")
 
 
@@ -58,7 +59,7 @@ def _grown(live: LiveMemory, row: int, seen: set[int]) -> Excess:
     )
     return Excess(
         Answer(
-            "grown-by-joining",
+            GROWN,
             f"{size}{of_names(live, rows)} grow by {live.text('made_name', row)} at "
             f"{live.place(row)}: at each call the whole exists twice, and blocks of every size "
             "stay in the cache",

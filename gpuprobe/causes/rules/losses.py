@@ -12,13 +12,13 @@ from gpuprobe.model.text import human_bytes
 
 def diagnose(live: LiveMemory) -> Iterator[Excess]:
     """What was saved by the same lines for graphs that only a sum of numbers connects."""
-    numbers, stacks = live.column("graph"), live.ledger.stack
+    numbers = live.column("graph")
     graphs: dict[int, list[int]] = {}
     for row in live.rows:
         forward = not live.text("made_phase", row).startswith("backward")
         if numbers[row] and forward and live.for_backward(row):
             graphs.setdefault(numbers[row], []).append(row)
-    lines = {number: {stacks[row] for row in rows} for number, rows in graphs.items()}
+    lines = {number: {live.kinds[row] for row in rows} for number, rows in graphs.items()}
     alike = [
         number
         for number in graphs

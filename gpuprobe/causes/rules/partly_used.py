@@ -13,6 +13,8 @@ from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import Made
 
 _MOST = 0.5
+_SOON = 3
+"""Operators within which a part of a new block is used, at most. Kept views wait longer."""
 _ROW_WISE = frozenset(("_log_softmax", "_softmax", "gather", "squeeze", "log_softmax", "softmax"))
 
 
@@ -29,12 +31,9 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
     whole = [row for row in partly if _stays(live, row)]
     if whole:
         yield _data_set(live, whole)
-    new = [row for row in partly if row not in whole and live.is_new(row)]
-    old = [
-        row
-        for row in partly
-        if row not in whole and not live.is_new(row) and live.lives.last[row] >= live.now
-    ]
+    now = [row for row in partly if row not in whole and live.lives.last[row] >= live.now]
+    new = [row for row in now if live.now - live.lives.made[row] <= _SOON]
+    old = [row for row in now if row not in new]
     if new and not live.bytes_of(old) > live.bytes_of(new):
         yield _computed_in_whole(live, new)
     elif old:

@@ -22,7 +22,7 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
     rows = [row for row in live.rows if row in times]
     if not rows:
         return
-    main = max(rows, key=lambda row: (live.size[row], row))
+    main = max(rows, key=lambda row: (live.size[row], -row))
     root = _root(live, main, times)
     size = live.bytes_of(rows)
     yield Excess(

@@ -25,6 +25,7 @@ _MOST_PARTS: Final = 1 << 16
 """Different parts of one block that are counted. A block of which more are read counts as read."""
 _BACKWARD: Final = "backward"
 _SCATTER: Final = "scatter_"
+_SUMS: Final = ("add", "add_", "sub", "sub_", "stack", "cat")
 _ADDS: Final = ("add_", "_foreach_add_")
 
 
@@ -78,6 +79,7 @@ class Flow:
         """``origins``: of blocks that are older than the trace, by address."""
         self._trace = trace
         self._joined: dict[int, int] = {}
+        self._leaves: dict[int, int] = {}
         self._events = len(trace.events)
         self._operators: list[Operator] = []
         self._parts: dict[int, set[tuple[int, int]]] = {}
@@ -141,14 +143,21 @@ class Flow:
             self._join(operator)
 
     def _join(self, operator: Operator) -> None:
-        """Note that the blocks of an operator are computed from one another. A sum of single
-        numbers connects nothing: each could have its own backward pass."""
+        """Note that the blocks of an operator are computed from one another. What is computed from
+        no other block connects nothing, such as weights and inputs; nor does a sum of single
+        numbers, each of which could have its own backward pass.
+        """
+        sums = operator.name in _SUMS
         blocks = [
             note.block
             for note in operator.notes
             if note.block >= 0
-            and not (operator.how == Made.POINTWISE and note.kind == USE and _is_number(note))
+            and (note.kind == MADE or self._trace.events.inputs[note.block])
+            and not (sums and note.kind == USE and _is_number(note))
         ]
+        for note in operator.notes:
+            if note.kind == USE and note.block >= 0 and blocks:
+                self._leaves.setdefault(note.block, blocks[0])
         for block in blocks[1:]:
             first, second = self._find(blocks[0]), self._find(block)
             if first != second:
@@ -242,9 +251,9 @@ class Flow:
             at, columns = self._row(block)
             columns.read[at] = read
         events = self._trace.events
-        for block in self._joined:
-            events.graph[block] = self._find(block) + 1
-        for block in set(self._joined.values()):
+        for block, first in self._leaves.items():
+            events.graph[block] = self._find(first) + 1
+        for block in {*self._joined, *self._joined.values()}:
             events.graph[block] = self._find(block) + 1
         needed = self._needed(alive)
         if needed is None:
