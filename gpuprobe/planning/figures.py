@@ -35,8 +35,8 @@ from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Bytes, Peak, Unavailable, available
 from gpuprobe.native.results import DeviceRun, EngineRun
 from gpuprobe.planning.processes import NO_PROCESSES, OtherProcesses
+from gpuprobe.reporters.sections.causes import effect_text
 from gpuprobe.reporters.sections.parts import capitalized
-from gpuprobe.reporters.sections.report import effect_text
 from gpuprobe.reporters.summary import device_categories
 
 if TYPE_CHECKING:

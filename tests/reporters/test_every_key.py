@@ -19,6 +19,7 @@ from typing import Any, NewType
 import pytest
 from html_pages import Page
 
+from gpuprobe.model.causes import Certainty
 from gpuprobe.model.findings import Level
 from gpuprobe.model.memory import Category
 from gpuprobe.model.place import NoPlace, Place
@@ -50,7 +51,7 @@ GIVEN: dict[str, Any] = {
     "peak.traced": Unavailable("the peak's step has no trace"),
     "categories.at": "nearest_trace",
     "out_of_memory.*.fits_with": ("conf:one", "conf:two"),
-    "needs.rows.*.need": "never_used",
+    "needs.rows.*.need": "needed_later",
     "causes.*.holder.root": HolderRoot.LOCAL,
     "time.steps": 4,
     "time.gpu_steps": 4,
@@ -72,6 +73,7 @@ GIVEN: dict[str, Any] = {
     "placement.*.what": "module",
     "blind_spots.*.ranks": (0,),
     "findings.*.finding.level": Level.WARNING,
+    "causes.*.effect.certainty": Certainty.REPLAYED,
 }
 OTHER: dict[str, Any] = {
     "recording.status": "incomplete",
@@ -97,6 +99,8 @@ MACHINE_ONLY = {
         "how a block is kept, which `gpuprobe explain` shows; a report has the container's place",
     ),
     "causes.*.holder.*": "the sentence of the cause names it, and -v has it in words",
+    "needs.rows.*.modules.*.blocks": "their bytes are shown",
+    "lifespans.*": "shown where the needs are unknown (tests/snapshot/test_lifespans.py)",
     "causes.*.effect.certainty": "in words, with the effect",
     "holders.*.saved_tensors": "their bytes are shown",
     "children.*.error.out_of_memory": "its message has it",

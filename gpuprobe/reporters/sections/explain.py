@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from gpuprobe.model.causes import Certainty, Effect, Explanation, MemoryCause
+from gpuprobe.model.causes import Explanation
 from gpuprobe.model.needs import Need
 from gpuprobe.model.text import human_bytes
-from gpuprobe.model.values import Unavailable
-from gpuprobe.reporters.sections.parts import Code, Line, Part, Section, bulleted
+from gpuprobe.reporters.sections.causes import cause_parts
+from gpuprobe.reporters.sections.parts import Line, Part, Section, bulleted
 from gpuprobe.reporters.sections.report.needs import needs_parts
 
 _FEW = 3
@@ -19,7 +17,7 @@ def explain_sections(found: Explanation, *, full: bool = False) -> list[Section]
     causes = found.causes if full else found.causes[:_FEW]
     parts: list[Part] = []
     for cause in causes:
-        parts += _cause(cause)
+        parts += cause_parts(cause)
     if len(found.causes) > len(causes):
         parts.append(Line(f"… {len(found.causes) - len(causes)} more: -v shows them"))
     sections = [Section(parts=(Line(_verdict(found), indent=0), *parts), name="verdict")]
@@ -55,32 +53,3 @@ def _verdict(found: Explanation) -> str:
         f"{head} All of it is needed by what was looked for ({late}): less memory takes smaller "
         "work, fewer bytes for each value, or recomputation."
     )
-
-
-def _cause(cause: MemoryCause) -> Iterator[Part]:
-    yield Line(cause.sentence, "numbered", code=True)
-    if cause.remedy:
-        yield Line(cause.remedy, label="fix", indent=5)
-    if cause.code and not cause.effect.patch:
-        yield Code(cause.code)
-    yield Line(_effect(cause.effect), indent=5)
-    if cause.effect.patch:
-        yield Code(cause.effect.patch, indent=0)  # as git apply accepts it
-
-
-def _effect(effect: Effect) -> str:
-    if isinstance(effect.after, Unavailable):
-        return f"effect unknown: {effect.after.reason}"
-    saved = effect.before - effect.after
-    kind = " reserved" if effect.reserved else ""
-    text = (
-        f"saves {human_bytes(saved)}: {human_bytes(effect.after)} instead of "
-        f"{human_bytes(effect.before)}{kind}"
-    )
-    how = {
-        Certainty.TRIED: "tried: the changed program ran to its end",
-        Certainty.REPLAYED: f"untried; the trace replayed {effect.assumed}",
-        Certainty.UNTRIED: "untried",
-    }[effect.certainty]
-    note = f"; {effect.note}" if effect.note else ""
-    return f"{text} ({how}{note})"

@@ -19,12 +19,12 @@ import functools
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from time import perf_counter_ns
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch._ops import OpOverload
 
+from gpuprobe.clocks import perf_counter_ns
 from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.needs import UsesCost
 from gpuprobe.model.run.session import LaterUses

@@ -11,6 +11,7 @@ from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.report import AT_STEP_END, CategoryTable, Report
 from gpuprobe.model.text import human_bytes, human_ns, ranges
 from gpuprobe.model.values import Unavailable
+from gpuprobe.reporters.sections.causes import cause_parts
 from gpuprobe.reporters.sections.parts import (
     Code,
     Facts,
@@ -30,7 +31,6 @@ from gpuprobe.reporters.sections.report.failures import (
 )
 from gpuprobe.reporters.sections.report.head import (
     STATUS,
-    effect_text,
     head_of,
     head_section,
     main_cause,
@@ -59,7 +59,6 @@ from gpuprobe.reporters.sections.report.steps import (
 )
 
 __all__ = [
-    "effect_text",
     "ended_out_of_memory",
     "estimate_command",
     "estimate_reason",
@@ -338,21 +337,15 @@ def _causes(report: Report, *, full: bool) -> list[Section]:
     first = main_cause(report)
     others = [cause for cause in report.causes if cause is not first]
     for cause in report.causes if full else others[:_FEW_CAUSES]:
-        parts.append(Line(cause.sentence, "numbered", code=True))
-        parts.append(Line(cause.remedy, label="fix", indent=5))
-        if cause.code:
-            parts.append(Code(cause.code))
-        parts.append(Line(effect_text(cause.effect), label="saves", indent=5))
+        parts += cause_parts(cause)
         if full:
             parts.append(Facts(tuple(_about_cause(cause))))
-            if cause.effect.patch:
-                parts.append(Code(cause.effect.patch, indent=0))  # as git apply accepts it
     more = len(others) - _FEW_CAUSES
     if more > 0 and not full:
         parts.append(Line(f"… {more} more: -v shows them"))
-    title = "Memory that is not needed"
+    title = "Causes"
     if first is not None and not full:
-        title = "More memory that is not needed"
+        title = "More causes"
     return [Section(title, tuple(parts), "causes", "Causes")] if parts else []
 
 

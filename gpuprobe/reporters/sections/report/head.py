@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import shlex
 
-from gpuprobe.model.causes import Certainty, Effect, MemoryCause
+from gpuprobe.model.causes import MemoryCause
 from gpuprobe.model.needs import Need
 from gpuprobe.model.report import CategoryTable, Head, OutOfMemory, Report, ShareTable
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Unavailable
+from gpuprobe.reporters.sections.causes import effect_text
 from gpuprobe.reporters.sections.parts import Facts, Section, capitalized, named, peak_text, plural
 from gpuprobe.reporters.sections.report.failures import (
     estimate_command,
@@ -65,23 +66,6 @@ def main_cause(report: Report) -> MemoryCause | None:
         return None
     worth = (one for one in report.causes if one.bytes >= _WORTH * one.effect.before)
     return next(worth, None)
-
-
-def effect_text(effect: Effect) -> str:
-    """What a remedy saves, and how that is known."""
-    if isinstance(effect.after, Unavailable):
-        return f"not tried: {effect.after.reason}"
-    text = (
-        f"{human_bytes(effect.before - effect.after)}: {human_bytes(effect.after)} at the peak of "
-        f"the trace instead of {human_bytes(effect.before)}"
-    )
-    how = {
-        Certainty.TRIED: "tried: the changed program ran to its end",
-        Certainty.REPLAYED: "replayed with this memory freed after its last use; the change itself "
-        "is not tried",
-        Certainty.UNTRIED: "not tried",
-    }[effect.certainty]
-    return f"{text} ({how}{f'; {effect.note}' if effect.note else ''})"
 
 
 # -- the verdict

@@ -1,0 +1,39 @@
+"""A cause of memory: its sentence, the fix, and what that saves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpuprobe.model.causes import Certainty, Effect, MemoryCause
+from gpuprobe.model.text import human_bytes
+from gpuprobe.model.values import Unavailable
+from gpuprobe.reporters.sections.parts import Code, Line, Part
+
+
+def cause_parts(cause: MemoryCause) -> Iterator[Part]:
+    """The cause as an item of a numbered list."""
+    yield Line(cause.sentence, "numbered", code=True)
+    if cause.remedy:
+        yield Line(cause.remedy, label="fix", indent=5)
+    if cause.code and not cause.effect.patch:
+        yield Code(cause.code)
+    yield Line(effect_text(cause.effect), label="saves", indent=5)
+    if cause.effect.patch:
+        yield Code(cause.effect.patch, indent=0)  # as git apply accepts it
+
+
+def effect_text(effect: Effect) -> str:
+    """What a remedy saves, and how that is known."""
+    if isinstance(effect.after, Unavailable):
+        return f"not tried: {effect.after.reason}"
+    reserved = " reserved" if effect.reserved else ""
+    text = (
+        f"{human_bytes(effect.before - effect.after)}: {human_bytes(effect.after)} instead of "
+        f"{human_bytes(effect.before)}{reserved}"
+    )
+    how = {
+        Certainty.TRIED: "tried: the changed program ran to its end",
+        Certainty.REPLAYED: f"not tried; the trace was replayed with {effect.assumed}",
+        Certainty.UNTRIED: "not tried",
+    }[effect.certainty]
+    return f"{text} ({how}{f'; {effect.note}' if effect.note else ''})"
