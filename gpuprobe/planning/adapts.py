@@ -19,14 +19,17 @@ def handler_of(script: str) -> str:
         tree = ast.parse(read_regular(Path(script), most=_MOST))
     except (OSError, ValueError, SyntaxError, RecursionError):
         return ""
-    lines = [node.lineno for node in ast.walk(tree) if _handles(node)]
+    handlers = (ast.FunctionDef, ast.ExceptHandler)
+    lines = [
+        node.lineno for node in ast.walk(tree) if isinstance(node, handlers) and _handles(node)
+    ]
     return f"{Path(script).name}:{min(lines)}" if lines else ""
 
 
-def _handles(node: ast.AST) -> bool:
+def _handles(node: ast.FunctionDef | ast.ExceptHandler) -> bool:
     if isinstance(node, ast.FunctionDef):
         return any(_FINDS_BATCH in ast.unparse(one) for one in node.decorator_list)
-    if not isinstance(node, ast.ExceptHandler) or node.type is None:
+    if node.type is None:
         return False
     kind = ast.unparse(node.type)
     if "OutOfMemoryError" in kind:
