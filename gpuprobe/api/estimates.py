@@ -163,6 +163,7 @@ def estimate_program(
 
     require_torch("an estimate runs the training step")
     load_gpu(gpu, endless=True)
+    from gpuprobe.planning.adapts import handler_of
     from gpuprobe.planning.peers import Job
     from gpuprobe.planning.trials import ProgramStart, estimate_with
 
@@ -208,6 +209,7 @@ def estimate_program(
                 lambda: (run.others, run.waits),
                 progress,
                 lambda: run.collected,
+                handler_of(program.argv[0]),
             )
 
     def again(why: str) -> Estimate:
@@ -433,6 +435,7 @@ def _estimate(
     started: Callable[[], tuple[Mapping[int, OtherProcesses], bool]] = lambda: ({}, False),
     progress: Callable[[int, str], None] | None = None,
     collected: Callable[[], Mapping[int, int]] = dict,
+    handler: str = "",
 ) -> Attempt:
     """The estimate of ``run`` on the GPUs of ``options``, and the first line that depends on a
     value which was not computed.
@@ -441,7 +444,8 @@ def _estimate(
     the device. ``bounded``: raise `TooLarge` beyond the limits of ``--compute auto``. ``output``:
     the path to keep the recording at. ``started`` returns the memory of processes that the program
     started, by the GPU's number in the machine, and whether the program waited for a stopped one.
-    ``collected``: what Python's collector freed at the end, in bytes by GPU.
+    ``collected``: what Python's collector freed at the end, in bytes by GPU. ``handler``: where the
+    program handles an out-of-memory error.
     """
     from gpuprobe.api.recordings import load, scratch_recording, summary
     from gpuprobe.api.watch import record
@@ -507,6 +511,7 @@ def _estimate(
         links,
         per_node,
         collected(),
+        handler,
     )
     decided, largest = measured.unknown_read()
     return Attempt(found, decided or largest, measured.too_large())

@@ -50,6 +50,7 @@ EVALUATION = "evaluation"
 """The rule of forward passes that train nothing and keep what a backward pass would use."""
 
 _MOST = 5
+_FAILED = Unavailable("what the program would allocate next is unknown")
 _OOM = TraceAction.OOM.code
 _A_NUMBER = 1 << 10
 """Bytes up to which a tensor that is kept is probably a loss or another number."""
@@ -107,16 +108,17 @@ def causes_in(site: PeakSite, mark: HighWater) -> tuple[MemoryCause, ...] | Unav
     error = None if site.rank.end is None else site.rank.end.error
     failures = [at for at, action in enumerate(mark.ledger.trace.events.action) if action == _OOM]
     holders = _holders(mark)
-    found: list[Diagnosed] = []
     if error is not None and error.out_of_memory and failures:
         mark = live_at(mark.ledger, failures[-1])
         event = mark.event
         found = list(islice(causes_at(lives, event, holders, failed=True), _MOST))
+        if found:
+            untried = Effect(Certainty.UNTRIED, mark.allocated, _FAILED)
+            return tuple(cause_of(one, untried) for one in found)
         lives = _Failed(mark, _begin_of_step_before(site, mark))
-    if not found:
-        with_gradients = _with_gradients(site) is not None
-        every = causes_at(lives, event, holders, otherwise=_unneeded)
-        found = list(islice((_certain(one, lives, with_gradients) for one in every), _MOST))
+    with_gradients = _with_gradients(site) is not None
+    every = causes_at(lives, event, holders, otherwise=_unneeded)
+    found = list(islice((_certain(one, lives, with_gradients) for one in every), _MOST))
     return tuple(
         cause_of(one, Effect(Certainty.REPLAYED, mark.allocated, one.without, one.assumed))
         for one in found

@@ -166,11 +166,13 @@ def estimate_of(
     links: Links | None = None,
     per_node: int = 1,
     collected: Mapping[int, int] = {},
+    handler: str = "",
 ) -> Estimate:
     """The estimate of a run, from the device with the least room, its fit, and the report of the
     recording about that device. ``why``: the reason for the mode of computing. ``links``: those
     between the ranks, ``per_node`` on each node. ``collected``: what Python's collector freed of
-    each GPU when the program was stopped, in bytes.
+    each GPU when the program was stopped, in bytes. ``handler``: where the program handles an
+    out-of-memory error, which never comes here.
     """
     model = device.model
     low, high, lowest, peak, nccl_low, nccl_high, others, verdict, verdict_why, by_addresses = fit
@@ -180,6 +182,11 @@ def estimate_of(
             "cloud sandboxes: the peaks depend on it, and the ranges cover both"
         )
     outside_high = model.context_high + nccl_high + others.high
+    if handler and verdict == NOT:
+        verdict_why = (
+            f"as it begins; it handles out-of-memory errors ({handler}) and may go on with less: "
+            f"gpuprobe run --gpu {model.name} shows what it does"
+        )
     name = f"cuda:{device.index}"
     growing = _growing(report, name)
     causes = _causes(report)
