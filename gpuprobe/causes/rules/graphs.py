@@ -50,8 +50,8 @@ def diagnose(group: HeldGroup) -> Answer | None:
     return Answer(
         "kept-graph",
         f"{size} are saved for a backward pass that does not come: {holder.place} keeps the "
-        "autograd graph of all that was added to it",
-        "add values without their graph: .detach(), or .item() for a number",
+        "autograd graph that it was computed by",
+        "keep it without its graph: .detach(), or .item() for a number",
         code=".detach()",
         edit=EditKind.DETACH,
     )
