@@ -129,7 +129,7 @@ class NeedTable:
 @record(frozen=True)
 class Lifespan:
     """Blocks of which the trace has the begin and the end, only one of them, or none. The shortest
-    and the longest life in it, in microseconds: where begin or end are missing, the block lives
+    and the longest life in it, in nanoseconds: where begin or end are missing, the block lives
     longer.
     """
 
@@ -137,8 +137,8 @@ class Lifespan:
     ends_in_trace: bool
     bytes: int
     blocks: int
-    shortest_us: int
-    longest_us: int
+    shortest_ns: int
+    longest_ns: int
 
 
 @record(frozen=True)

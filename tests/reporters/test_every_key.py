@@ -53,6 +53,9 @@ GIVEN: dict[str, Any] = {
     "out_of_memory.*.fits_with": ("conf:one", "conf:two"),
     "needs.rows.*.need": "needed_later",
     "causes.*.holder.root": HolderRoot.LOCAL,
+    "lifespans.timed": True,
+    "lifespans.rows.*.begins_in_trace": True,
+    "lifespans.rows.*.ends_in_trace": True,
     "time.steps": 4,
     "time.gpu_steps": 4,
     "rank_comparison.memory.at": "peak",
@@ -99,10 +102,10 @@ MACHINE_ONLY = {
         "how a block is kept, which `gpuprobe explain` shows; a report has the container's place",
     ),
     "causes.*.holder.*": "the sentence of the cause names it, and -v has it in words",
-    "needs.rows.*.modules.*.blocks": "their bytes are shown",
-    "lifespans.*": "shown where the needs are unknown (tests/snapshot/test_lifespans.py)",
     "causes.*.effect.certainty": "in words, with the effect",
     "holders.*.saved_tensors": "their bytes are shown",
+    "needs.rows.*.modules.*.blocks": "the row has those of all modules",
+    "lifespans.*": "only known where needs are not: see below",
     "children.*.error.out_of_memory": "its message has it",
     "ranks.*.error.out_of_memory": "whether to look for an account; that account is shown",
     "ranks.*.error.rank": "the row's own",
@@ -250,6 +253,16 @@ def test_every_key_reaches_those_who_read(path: str) -> None:
     other = changed(REPORT, path, path.split("."))
     assert other != REPORT
     missing = [name for name, view in VIEWS.items() if view(other) == UNCHANGED[name]]
+    assert missing == []
+
+
+UNTRACED = dataclasses.replace(REPORT, needs=Unavailable("not traced"))
+
+
+@pytest.mark.parametrize("path", [path for path in leaves(REPORT) if path.startswith("lifespans")])
+def test_without_uses_every_key_of_lifespans_does(path: str) -> None:
+    other = changed(UNTRACED, path, path.split("."))
+    missing = [name for name, view in VIEWS.items() if view(other) == view(UNTRACED)]
     assert missing == []
 
 

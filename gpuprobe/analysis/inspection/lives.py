@@ -34,7 +34,8 @@ class Use:
 @dataclass(frozen=True, slots=True)
 class BlockLife:
     """The life of a block in a trace. ``made_by``: the operator that made a tensor on it, empty if
-    it was made before the trace or by a library. ``later_step``: a step after this one uses it.
+    it was made before the trace or by a library. ``first``: None as well if it was used before the
+    trace. ``later_step``: a step after this one uses it.
     """
 
     made_by: str
@@ -139,7 +140,7 @@ class Lives:
         return BlockLife(
             made_by=strings[ledger.value("made_name", row)],
             first=Use(strings[ledger.value("first_name", row)], self._position(first, row))
-            if first
+            if first and self._event(first) >= 0  # else it was used before this trace
             else None,
             last=Use(
                 strings[ledger.value("last_name", row)],

@@ -10,7 +10,8 @@ from gpuprobe.model.trace import MemoryTrace
 
 
 def lifespans_at(trace: MemoryTrace | Ledger, event: int) -> LifespanTable:
-    """The blocks alive just after ``event``, by whether their begin and their end are in the trace.
+    """The blocks alive just after ``event``, by whether their begin and their end are in the trace,
+    which has events.
 
     A block that was allocated before the trace lived from its first event on at least; one that is
     not freed in it, up to its last event. Only blocks that begin and end in it have their whole
@@ -23,7 +24,7 @@ def lifespans_at(trace: MemoryTrace | Ledger, event: int) -> LifespanTable:
     for row in ledger.alive(event):
         begins, ends = row < ledger.made, ledger.freed[row] <= last
         first, end = max(ledger.start[row], 0), min(ledger.freed[row], last)
-        spent = times[end] - times[first] if last >= 0 else 0
+        spent = 1000 * (times[end] - times[first])
         found.setdefault((begins, ends), []).append((max(0, spent), ledger.size[row]))
     rows = tuple(
         Lifespan(
@@ -31,8 +32,8 @@ def lifespans_at(trace: MemoryTrace | Ledger, event: int) -> LifespanTable:
             ends_in_trace=key[1],
             bytes=sum(size for _, size in found[key]),
             blocks=len(found[key]),
-            shortest_us=min(spent for spent, _ in found[key]),
-            longest_us=max(spent for spent, _ in found[key]),
+            shortest_ns=min(spent for spent, _ in found[key]),
+            longest_ns=max(spent for spent, _ in found[key]),
         )
         for key in sorted(found)
     )

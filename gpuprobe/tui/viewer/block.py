@@ -90,9 +90,9 @@ class BlockScreen(ModalScreen[None]):
         head = "allocated by, innermost first" if frames else "no stack was recorded"
         heading: Line = (("", "section"), (head, "head"))
         if hidden:
-            heading += (("   c", "key"), (f": {hidden} frames of PyTorch and native code", "dim"))
+            heading += (("   c", "key"), (f": {hidden} more, of PyTorch and native", "dim"))
         elif frames and not self._folded:
-            heading += (("   c", "key"), (": fold frames of PyTorch and native code", "dim"))
+            heading += (("   c", "key"), (": fold those of PyTorch and native", "dim"))
         mine = (i for i, at in enumerate(rows) if at is not None and is_user_frame(frames[at]))
         self._table.fill([heading], len(rows), line, cursor=next(mine, 0))
 

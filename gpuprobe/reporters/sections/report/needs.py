@@ -79,7 +79,7 @@ _SPANS = {
 def _lifespans(table: LifespanTable) -> Table:
     def row(span: Lifespan) -> Row:
         share = span.bytes / table.total if table.total else 0.0
-        shortest, longest = (human_ns(us * 1000) for us in (span.shortest_us, span.longest_us))
+        shortest, longest = (human_ns(ns) for ns in (span.shortest_ns, span.longest_ns))
         whole = span.begins_in_trace and span.ends_in_trace
         life = f"{shortest} to {longest}" if whole else f"at least {shortest}"
         if not table.timed:
@@ -88,7 +88,7 @@ def _lifespans(table: LifespanTable) -> Table:
             size(span.bytes),
             Cell(f"{share:.1%}", share),
             count(span.blocks),
-            Cell(life, span.shortest_us),
+            Cell(life, span.shortest_ns),
             _SPANS[span.begins_in_trace, span.ends_in_trace],
         ))  # fmt: skip
 
