@@ -25,8 +25,8 @@ Key: TypeAlias = int | tuple[str, int]
 
 @record(frozen=True, slots=True)
 class SearchLimits:
-    """How many objects of Python and nodes of autograd are visited, and for how long: seconds of the
-    thread, so that a busy machine finds as much.
+    """How many objects of Python and nodes of autograd are visited, and for how many seconds of the
+    thread: on a busy machine as much is found.
     """
 
     objects: int = 3_000_000
