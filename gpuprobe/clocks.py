@@ -7,5 +7,6 @@ from time import perf_counter as perf_counter
 from time import perf_counter_ns as perf_counter_ns
 from time import process_time as process_time
 from time import sleep as sleep
+from time import thread_time as thread_time
 from time import time as time
 from time import time_ns as time_ns
