@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection
 from typing import Final
 
@@ -67,11 +66,10 @@ def parameters_like(live: LiveMemory, gradients: Collection[int]) -> list[int]:
 
 def of_owner(live: LiveMemory, gradients: Collection[int]) -> str:
     """`` of model``: the only name whose parameters have the sizes of all these gradients."""
-    names: dict[str, Counter[int]] = {}
+    sizes = {live.ledger.requested[row] for row in gradients}
+    names: dict[str, set[int]] = {}
     for row in parameters_like(live, gradients):
         holder = live.holders.get(row)
         if holder is not None and holder.path and holder.kept is Kept.TENSOR:
-            names.setdefault(holder.path[0].label, Counter())[live.ledger.requested[row]] += 1
-    needed = Counter(live.ledger.requested[row] for row in gradients)
-    owners = [name for name, sizes in names.items() if needed <= sizes]
-    return f" of {owners[0]}" if len(owners) == 1 else ""
+            names.setdefault(holder.path[0].label, set()).add(live.ledger.requested[row])
+    return f" of {next(iter(names))}" if len(names) == 1 and sizes in names.values() else ""
