@@ -6,7 +6,8 @@ from collections.abc import Collection
 from typing import Final
 
 from gpuprobe.causes.live_memory import LiveMemory
-from gpuprobe.model.run.holders import Holder, HolderRoot
+from gpuprobe.model.memory import Category
+from gpuprobe.model.run.holders import Holder, HolderRoot, Kept
 
 _MOST_NAMES: Final = 3
 
@@ -51,3 +52,24 @@ def saved_by(live: LiveMemory, rows: Collection[int]) -> str:
     """That the autograd graph keeps rows, if it does."""
     kept = any(live.for_backward(row) for row in rows)
     return "; the autograd graph keeps it for the backward pass" if kept else ""
+
+
+def parameters_like(live: LiveMemory, gradients: Collection[int]) -> list[int]:
+    """The parameters of the sizes of gradients."""
+    sizes = {live.ledger.requested[row] for row in gradients}
+    return [
+        row
+        for row in live.rows
+        if live.category(row) is Category.PARAMETER and live.ledger.requested[row] in sizes
+    ]
+
+
+def of_owner(live: LiveMemory, gradients: Collection[int]) -> str:
+    """`` of model``: the only name whose parameters have the sizes of all these gradients."""
+    sizes = {live.ledger.requested[row] for row in gradients}
+    names: dict[str, set[int]] = {}
+    for row in parameters_like(live, gradients):
+        holder = live.holders.get(row)
+        if holder is not None and holder.path and holder.kept is Kept.TENSOR:
+            names.setdefault(holder.path[0].label, set()).add(live.ledger.requested[row])
+    return f" of {next(iter(names))}" if len(names) == 1 and sizes in names.values() else ""

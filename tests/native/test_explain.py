@@ -17,6 +17,7 @@ def explain(
     tmp_path: Path, program: str, *options: str
 ) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
     (tmp_path / "train.py").write_text(program)
+    options = ("--budget", "900", *options)  # however busy the machine is
     done = gpuprobe("explain", "--gpu", "t4", "--json", *options, "train.py", cwd=tmp_path)
     return done, json.loads(done.stdout)
 

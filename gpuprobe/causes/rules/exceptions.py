@@ -16,6 +16,7 @@ def diagnose(group: HeldGroup) -> Answer | None:
     return Answer(
         "handled-exception",
         f"{human_bytes(group.bytes)} from {group.main.made_at} are kept by {holder.place}: while "
-        "an exception is handled, its traceback keeps the variables of the functions that it ended",
+        f"an exception is handled, its traceback keeps the variables in the frame of "
+        f"{holder.function or 'each function'} that it ended",
         "only set a flag inside the except block, and try again after it",
     )

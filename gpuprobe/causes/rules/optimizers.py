@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from gpuprobe.causes.answer import Answer, EditKind
 from gpuprobe.causes.live_memory import Excess, LiveMemory
-from gpuprobe.causes.wording import of_names
+from gpuprobe.causes.wording import of_owner, parameters_like
 from gpuprobe.model.memory import Category
 from gpuprobe.model.text import human_bytes
 
@@ -62,7 +62,7 @@ def _zeroed(live: LiveMemory) -> Iterator[Excess]:
     yield Excess(
         Answer(
             "zeroed-gradients",
-            f"{human_bytes(live.bytes_of(rows))} of gradients{of_names(live, rows)} are zeros: "
+            f"{human_bytes(live.bytes_of(rows))} of gradients{of_owner(live, rows)} are zeros: "
             "they were set to zero, not freed, before the forward pass",
             "free them: optimizer.zero_grad(set_to_none=True), which is the default",
             code="optimizer.zero_grad(set_to_none=True)",
@@ -72,4 +72,5 @@ def _zeroed(live: LiveMemory) -> Iterator[Excess]:
         rows,
         "without the zeros until the backward pass adds to them",
         sizes=dict.fromkeys(rows, 0),
+        named=parameters_like(live, rows),
     )

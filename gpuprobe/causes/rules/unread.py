@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from gpuprobe.causes.answer import Answer, EditKind
 from gpuprobe.causes.live_memory import STATE, Excess, LiveMemory
-from gpuprobe.causes.wording import of_names
-from gpuprobe.model.memory import Category
+from gpuprobe.causes.wording import of_owner, parameters_like
 from gpuprobe.model.place import Place
 from gpuprobe.model.text import human_bytes
 
@@ -41,17 +40,11 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
         if saved
         else ""
     )
-    owners = [
-        row
-        for row in live.rows
-        if live.category(row) is Category.PARAMETER
-        and useful[row] < lives.last[row]
-        and live.text("last_phase", row).startswith("backward")
-    ]
+    final = [row for row in here if live.lives.survives(row)]
     yield Excess(
         Answer(
             "unread-gradients",
-            f"{size} are gradients{of_names(live, owners or here)} that nothing reads, and what "
+            f"{size} are gradients{of_owner(live, final)} that nothing reads, and what "
             f"their computation at {at} needs{graph}",
             "do not compute them: run this part under torch.no_grad() or detach its result; where "
             "gradients pass through it, requires_grad_(False) for its parameters, or "
@@ -65,5 +58,5 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
         sizes=dict.fromkeys(gradients, 0),
         ends=kept,
         kept_at=at if isinstance(at, Place) else None,
-        named=owners,
+        named=parameters_like(live, final),
     )

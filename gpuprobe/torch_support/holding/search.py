@@ -245,6 +245,7 @@ class _Search:
         self._holders = Holders()
         self._error = error
         self._nodes = 0
+        self._weights: list[tuple[_Edge, object]] = []
         own = threading.get_ident()
         if frames is None:
             threads = sys._current_frames()
@@ -304,6 +305,7 @@ class _Search:
     def _forget(self) -> None:
         """Release what the searches so far refer to, which would be found as holders."""
         self._levels, self._edges, self._starts, self._found = [], {}, {}, {}
+        self._weights = []
         self._threads = []
         self._nodes += len(self.graphs.nodes)
         self.graphs = Graphs()
@@ -402,8 +404,17 @@ class _Search:
             if self.targets is not None and self.targets <= self._found.keys() | self._holders:
                 break
             self.check_limits()
-            self._levels.append(self._next(self._levels[-1]))
+            self._levels.append(self._next(self._levels[-1]) or self._weights_of_graphs())
+        self._weights = []
         self._resolve()
+
+    def _weights_of_graphs(self) -> list[object]:
+        """The weights that graphs accumulate into, and no name has led to."""
+        following: list[object] = []
+        for edge, weight in self._weights:
+            self._add(edge, weight, following)
+        self._weights = []
+        return following
 
     def _next(self, level: list[object]) -> list[object]:
         """The objects one step further."""
@@ -522,7 +533,10 @@ class _Search:
                 if self.targets is None and is_a(one, torch.nn.Parameter):
                     continue
                 inner = f"{label} → {'packed' if packed else kept.value}"
-                self._add(_Edge(tensor, inner, kept), one, following)
+                if kept is Kept.VARIABLE:
+                    self._weights.append((_Edge(tensor, inner, kept), one))
+                else:
+                    self._add(_Edge(tensor, inner, kept), one, following)
             if node is not tensor and gc.get_referents(node):
                 self._add(_Edge(tensor, label, Kept.TENSOR), node, following)
             if len(self.graphs.nodes) & 0xFFF == 0:
