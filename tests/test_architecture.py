@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 from collections.abc import Container
 from functools import cache
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "gpuprobe"
@@ -98,3 +101,10 @@ def _imports(file: Path, modules: Container[str]) -> set[str]:
                 found.add(name if name in modules else node.module)
         waiting += ast.iter_child_nodes(node)
     return found
+
+
+@pytest.mark.xdist_group("a group")
+def test_pytest_xdist_forms_groups(request: pytest.FixtureRequest) -> None:
+    """Without them each worker makes all fixtures of modules."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        assert request.node.nodeid.endswith("@a group")

@@ -99,7 +99,7 @@ def test_the_text_is_what_its_script_writes() -> None:
 
 def test_wrong_sizes_are_refused() -> None:
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / "train_gpt.py"), "--embed", "33"],
+        [warm_python.shared().python, str(EXAMPLES / "train_gpt.py"), "--embed", "33"],
         capture_output=True,
         text=True,
         timeout=120,

@@ -98,9 +98,10 @@ def test_other_processes_run_the_program_with_the_value(tmp_path: Path) -> None:
     assert namespace["ROWS"] == 7
 
 
-def test_no_choice_has_an_estimate(tmp_path: Path) -> None:
+def test_no_choice_has_an_estimate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from gpuprobe.api.estimates import fit_program
 
+    monkeypatch.setattr("sys.executable", warm_python.shared().python)
     script = tmp_path / "train.py"
     script.write_text("ROWS = 1\nraise SystemExit(3)\n")
     with pytest.raises(ProgramFailed, match="with ROWS 1: the program ended with exit code 3"):

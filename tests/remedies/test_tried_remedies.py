@@ -160,7 +160,8 @@ def by_hand(script: Path) -> tuple[int, int]:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty project, the working directory."""
+    """An empty project, the working directory. Servers of trials are forked (`warm_python`)."""
+    monkeypatch.setattr("sys.executable", shared().python)
     folder = tmp_path / "project"
     folder.mkdir()
     monkeypatch.chdir(folder)
