@@ -115,8 +115,8 @@ MODELS: Final[tuple[tuple[str, str], ...]] = (
     ),
     (
         r"cudnnBackendGetAttribute",
-        "that cuDNN's convolutions need the workspaces of a model of an H200: of random ones 65% "
-        "of the peaks were within 1% of it, 77% within 5%",
+        "that cuDNN's convolutions need the workspaces of a model of an H200: the peaks of random "
+        "ones there were within 1% in 65% and within 5% in 77%",
     ),
     (
         r"cudnn(Get|Find)Convolution\w+",

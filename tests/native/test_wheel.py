@@ -57,7 +57,7 @@ def run(python: Path, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def check_as_in_ci(commands: Path, folder: Path) -> None:
-    """What the how-to has CI run after its installation, against a baseline of another machine."""
+    """What the how-to has CI run after its installation, against a committed baseline."""
     (page,) = [
         block
         for block in blocks.blocks(ROOT / "docs" / "how-to" / "gate-memory-in-ci.md")

@@ -117,12 +117,12 @@ def _named(
 
 
 def answer_of_extreme(frame: FrameType | None, comparison: str) -> bool | None:
-    """The answer to ``__lt__`` or ``__gt__`` of an unknown number, asked by ``max`` or ``min``
+    """The answer to ``__lt__`` or ``__gt__`` of an unknown number, called by ``max`` or ``min``
     without a key, that makes it the result: the larger of an unknown number and another is unknown,
     and nothing is decided. None for other callers.
 
-    Both ask whether the next item is beyond the best one so far. A subclass of `float` is asked
-    first, so one that is the best so far is asked the reverse.
+    Both compare the next item with the best one so far. Python calls the method of a subclass of
+    `float` first, so for one that is the best so far it calls the reverse.
     """
     name = _builtin_called(frame)
     if name not in ("max", "min") or comparison not in ("__lt__", "__gt__"):
