@@ -8,7 +8,7 @@ and tries the remedies.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -20,6 +20,7 @@ from gpuprobe.analysis.peak.peaks import PeakSite, window_of
 from gpuprobe.causes.answer import Answer
 from gpuprobe.causes.find import Diagnosed, causes_at
 from gpuprobe.causes.groups import HeldGroup
+from gpuprobe.causes.rules import cycles, graphs
 from gpuprobe.causes.wording import kept_in
 from gpuprobe.errors import DataError
 from gpuprobe.model.causes import Certainty, Effect, MemoryCause
@@ -118,7 +119,9 @@ def causes_in(site: PeakSite, mark: HighWater) -> tuple[MemoryCause, ...] | Unav
         lives = _Failed(mark, _begin_of_step_before(site, mark))
     with_gradients = _with_gradients(site) is not None
     every = causes_at(lives, event, holders, otherwise=_unneeded)
-    found = list(islice((_certain(one, lives, with_gradients) for one in every), _MOST))
+    rings = [one.holder for one in _kept(site.rank) if one.holder.cycle]
+    ring = max(rings, key=lambda one: one.bytes, default=None)
+    found = list(islice((_certain(one, lives, with_gradients, ring) for one in every), _MOST))
     return tuple(
         cause_of(one, Effect(Certainty.REPLAYED, mark.allocated, one.without, one.assumed))
         for one in found
@@ -157,15 +160,19 @@ def _holders(mark: HighWater) -> dict[int, Holder]:
     return found
 
 
-def _certain(found: Diagnosed, lives: Biographies, with_gradients: bool) -> Diagnosed:
+def _certain(
+    found: Diagnosed, lives: Biographies, with_gradients: bool, ring: Holder | None
+) -> Diagnosed:
     """The cause by all that the recording has. ``with_gradients``: an evaluation was found whose
-    forward passes keep what a backward pass would use.
+    forward passes keep what a backward pass would use; ``ring``: the reference cycle that held the
+    most when a step ended.
     """
     group = found.group
-    if found.answer.rule == LATE_GRADIENTS and group.holder is None:
+    unnamed = group.holder is None or group.holder.root not in _NAMED
+    if found.answer.rule == LATE_GRADIENTS and unnamed:
         # Those that outlive the step may be kept by a graph, and are not just freed late.
         kept = sum(block.bytes for block in group.blocks if lives.survives(block.row))
-        instead = _unneeded(group)
+        instead = graphs.diagnose(group) or cycles.diagnose(group) or _unneeded(group)
         if 2 * kept > group.bytes and instead is not None:
             return found._replace(answer=instead)
     evaluated = sum(b.bytes for b in group.blocks if _is_evaluation(b.phase))
@@ -180,6 +187,14 @@ def _certain(found: Diagnosed, lives: Biographies, with_gradients: bool) -> Diag
                 code="with torch.no_grad():",
             )
         )
+    if found.answer.rule == UNNEEDED and ring is not None:
+        # The collector has run since the peak, so that what held these blocks is gone.
+        cycle = " → ".join(f"{one.kind}{one.label}" for one in ring.cycle)
+        text = (
+            f"{found.answer.sentence}. When a step ended, a reference cycle ({cycle}) kept "
+            f"{human_bytes(ring.bytes)} until the garbage collector ran"
+        )
+        return found._replace(answer=replace(found.answer, sentence=text))
     return found
 
 
