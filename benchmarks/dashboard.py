@@ -37,6 +37,7 @@ import tempfile
 import termios
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -127,6 +128,8 @@ class Terminal:
         self.began = time.perf_counter()
         self.seen_after: float | None = None
         self.bytes = 0
+        self.tail = b""
+        """The end of what it has printed."""
         self._wanted = wanted
         self.pid, self._fd = pty.fork()
         if self.pid == 0:
@@ -136,7 +139,6 @@ class Terminal:
         self._reader.start()
 
     def _read(self) -> None:
-        tail = b""
         while True:
             try:
                 data = os.read(self._fd, 1 << 16)
@@ -145,12 +147,16 @@ class Terminal:
             if not data:
                 return
             self.bytes += len(data)
-            if self._wanted and self.seen_after is None:
-                tail = tail[-4096:] + data
-                if self._wanted in tail:
-                    self.seen_after = time.perf_counter() - self.began
+            self.tail = self.tail[-4096:] + data
+            if self._wanted and self.seen_after is None and self._wanted in self.tail:
+                self.seen_after = time.perf_counter() - self.began
 
     def press(self, key: bytes) -> None:
+        """Raises EOFError if the program has ended."""
+        ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended:
+            how = "exit code" if ended.si_code == os.CLD_EXITED else "signal"
+            raise EOFError(f"the program has ended: {how} {ended.si_status}; {self.tail!r}")
         os.write(self._fd, key)
 
     def cpu_seconds(self) -> float:
@@ -330,12 +336,18 @@ def press(minutes: float, pause: float) -> int:
         terminal.wait_seen(120)
         began = time.monotonic()
         pressed = opened = 0
+        last: deque[bytes] = deque(maxlen=60)
         while (spent := time.monotonic() - began) < 60 * minutes:
             keys = [rng.choice(_MOVES if rng.random() < 0.5 else _LETTERS) for _ in range(20)]
             keys += [*[_ESCAPE] * 4, b"R", *[_MOVES[1]] * rng.randrange(2), b"\r"]
             keys += [rng.choice(_MOVES if rng.random() < 0.5 else _LETTERS) for _ in range(10)]
             for key in (*keys, *[_ESCAPE] * 6):
-                terminal.press(key)
+                try:
+                    terminal.press(key)
+                except EOFError as error:
+                    print(f"after {pressed} keys, the last {list(last)}: {error}")
+                    return 1
+                last.append(key)
                 time.sleep(pause)
                 pressed += 1
             opened += 1

@@ -215,7 +215,7 @@ def plan(
     given = _given({"--gpu": device, "--stop-after": limit, "--compute": computed}, counted)
     if source != CALL:
         given += _separated(more)
-    elif before is None or before.command != stored or project.path is not None:
+    elif before is None or not stored or before.command != stored or project.path is not None:
         given += [*(["-m"] if module else []), target, *_separated(arguments)]
     return CheckPlan(
         target=target,

@@ -232,3 +232,15 @@ def test_what_a_project_runs_is_run_in_its_folder(
     assert (found.target, found.arguments) == ("train.py", ("--lr", "1"))
     assert found.folder == str(tmp_path)
     assert plan(["../train.py"], project=file).folder == ""
+
+
+def test_commands_that_repeat_a_comparison_name_the_recording(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.gpuprobe").mkdir()
+    found = plan(["run.gpuprobe"], before=known(command=()))
+    assert found.commands("memory.json") == (
+        "gpuprobe baseline update --baseline memory.json run.gpuprobe",
+        "gpuprobe check --baseline memory.json --no-blame run.gpuprobe",
+    )

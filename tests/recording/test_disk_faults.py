@@ -31,21 +31,22 @@ def test_a_failing_disk_harms_no_program_and_passes_no_check(tmp_path: Path) -> 
     if library is None:
         pytest.skip("there is no C compiler, or the system is not Linux")
     wrong = []
-    (_, calm), *others = disk_faults.run(library, [CALM, *CASES])
+    with disk_faults.running(library) as run:
+        calm = run(CALM)
+        by_case = {case: run(case) for case in CASES}
     assert calm.passes
-    for case, outcome in others:
+    for case, outcome in by_case.items():
         assert outcome.failed or outcome.refused
         two = outcome if case.ranks == 1 else None
         expected = calm if two is not None else _twice(calm)
         wrong += [f"{case}: {text}" for text in disk_faults.problems(case, outcome, expected)]
     assert wrong == []
-    by_case = dict(others)
     assert by_case[CASES[7]].refused
     assert by_case[CASES[4]].steps == [[0, 1, 2, 3, 4, 5]]
     last = by_case[CASES[6]]
     assert last.steps == [[0, 1, 2, 3, 4, 5]]
     assert "the recording has no end" in last.incomplete[0]
-    assert "no training step" not in "".join(outcome.talk for _, outcome in others)
+    assert "no training step" not in "".join(outcome.talk for outcome in by_case.values())
     assert calm.calls < FOR_EVER
 
 

@@ -12,13 +12,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import gc
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -112,8 +113,9 @@ def compiled(folder: Path) -> Path | None:
     return library
 
 
-def run(library: Path, cases: Iterable[Case], gpu: str = "") -> Iterator[tuple[Case, Outcome]]:
-    """The outcome of each case, on the CPU, or on the native engine with a GPU."""
+@contextlib.contextmanager
+def running(library: Path, gpu: str = "") -> Iterator[Callable[[Case], Outcome]]:
+    """A function that runs a case, on the CPU, or on the native engine with a GPU."""
     before = os.environ.get("LD_PRELOAD", "")
     with subprocess.Popen(
         [sys.executable, __file__, str(library), gpu],
@@ -124,18 +126,21 @@ def run(library: Path, cases: Iterable[Case], gpu: str = "") -> Iterator[tuple[C
     ) as server:
         assert server.stdin is not None
         assert server.stdout is not None
-        for case in cases:
-            server.stdin.write(json.dumps(asdict(case)) + "\n")
-            server.stdin.flush()
-            yield case, Outcome(**json.loads(server.stdout.readline()))
-        server.stdin.close()
+        questions, answers = server.stdin, server.stdout
+
+        def run(case: Case) -> Outcome:
+            questions.write(json.dumps(asdict(case)) + "\n")
+            questions.flush()
+            return Outcome(**json.loads(answers.readline()))
+
+        yield run
+        questions.close()
 
 
 def problems(case: Case, outcome: Outcome, calm: Outcome) -> Iterator[str]:
     """What is wrong with the outcome of a case. ``calm``: the program's without faults."""
     if outcome.refused:
-        if outcome.steps:
-            yield "refused, and the recording has steps"
+        yield from _of_refusal(case, outcome, calm)
         return
     if (outcome.codes, outcome.printed) != (calm.codes, calm.printed):
         yield f"exit codes {outcome.codes}, stdout {outcome.printed}"
@@ -156,6 +161,16 @@ def problems(case: Case, outcome: Outcome, calm: Outcome) -> Iterator[str]:
         yield f"left over: {outcome.left}"
     if case.ranks == 1 and case.count < FOR_EVER and lost and not outcome.incomplete:
         yield "nothing is reported missing"
+
+
+def _of_refusal(case: Case, outcome: Outcome, calm: Outcome) -> Iterator[str]:
+    """`problems` where the last rank was refused. The other ranks of the job do not know that."""
+    if outcome.steps and case.ranks == 1:
+        yield "refused, and the recording has steps"
+    if (outcome.codes[:-1], outcome.printed[:-1]) != (calm.codes[:-1], calm.printed[:-1]):
+        yield f"exit codes {outcome.codes}, stdout {outcome.printed}"
+    if outcome.passes:
+        yield "a check passes"
 
 
 # -- the server
@@ -181,6 +196,8 @@ def _serve(library: str, gpu: str) -> None:
     with _folder() as folder:
         baseline = folder / "baseline.json"
         _outcome(Case(level="trace", first=0, count=0), gpu, injector, baseline, write=True)
+        gc.collect()
+        gc.freeze()  # the forked processes search for models among objects
         for line in sys.stdin:
             found = _outcome(Case(**json.loads(line)), gpu, injector, baseline)
             print(json.dumps(asdict(found)), flush=True)
