@@ -3,32 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from native_commands import gpuprobe, python
-from warm_python import WarmPython, modules_of_commands
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("models")]  # so that one process has this
-
-
-@pytest.fixture(scope="module")
-def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPython]:
-    """A process that has imported transformers as well, which takes 7 s."""
-    classes = [
-        f"transformers.models.{name}.modeling_{name}" for name in ("gpt_neox", "llama", "t5")
-    ]
-    made = WarmPython(
-        tmp_path_factory.mktemp("models"),
-        [*modules_of_commands(), *classes, "peft"],
-        {**os.environ, "TRANSFORMERS_VERBOSITY": "error"},
-    )
-    yield made
-    made.close()
-
+pytestmark = pytest.mark.slow
 
 COUNT = """\
 import json
@@ -49,26 +30,24 @@ print(json.dumps(found))
 """
 
 
-def run_gpuprobe(*words: str, folder: Path, warm: WarmPython) -> str:
-    done = gpuprobe(*words, cwd=folder, warm=warm, TRANSFORMERS_VERBOSITY="error")
+def run_gpuprobe(*words: str, folder: Path) -> str:
+    done = gpuprobe(*words, cwd=folder, TRANSFORMERS_VERBOSITY="error")
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_known_models_have_as_many_parameters_as_published(
-    tmp_path: Path, warm: WarmPython
-) -> None:
+def test_known_models_have_as_many_parameters_as_published(tmp_path: Path) -> None:
     (tmp_path / "count.py").write_text(COUNT, encoding="utf-8")
     options = ["--gpu", "h100-80gb", "-o", "run.gpuprobe"]
-    output = run_gpuprobe("run", *options, "count.py", folder=tmp_path, warm=warm)
+    output = run_gpuprobe("run", *options, "count.py", folder=tmp_path)
     found = json.loads(output.strip().rpartition("\n")[2])
     assert len(found) >= 60
     assert {name: pair for name, pair in found.items() if pair[0] != pair[1]} == {}
 
 
-def peaks(*words: str, folder: Path, warm: WarmPython) -> dict[str, Any]:
+def peaks(*words: str, folder: Path) -> dict[str, Any]:
     options = ["--gpu", "h100-80gb", "--json"]
-    document = json.loads(run_gpuprobe("estimate", *words, *options, folder=folder, warm=warm))
+    document = json.loads(run_gpuprobe("estimate", *words, *options, folder=folder))
     keys = ("peak_allocated", "reserved", "total", "steps", "by_category")
     return {key: document[key] for key in keys}
 
@@ -83,21 +62,19 @@ MODELS = [
 
 
 @pytest.mark.parametrize("options", MODELS, ids=" ".join)
-def test_a_written_script_has_the_same_peak_by_hand(
-    options: list[str], tmp_path: Path, warm: WarmPython
-) -> None:
+def test_a_written_script_has_the_same_peak_by_hand(options: list[str], tmp_path: Path) -> None:
     """Also after it moved: nothing depends on where the script is."""
     written = ["--sequence-length", "128", "--write-script", "train.py"]
-    found = peaks(*options, *written, folder=tmp_path, warm=warm)
+    found = peaks(*options, *written, folder=tmp_path)
     assert found["steps"] == (0 if "--inference" in options else 3)
     (tmp_path / "train.py").rename(tmp_path / "mine.py")
-    assert peaks("mine.py", folder=tmp_path, warm=warm) == found
+    assert peaks("mine.py", folder=tmp_path) == found
 
 
-def test_changes_that_make_a_model_fit_are_estimated(tmp_path: Path, warm: WarmPython) -> None:
+def test_changes_that_make_a_model_fit_are_estimated(tmp_path: Path) -> None:
     words = ["--model", "pythia-70m", "--method", "lora", "--gpu", "t4", "--batch-size", "64"]
     environment = {"TRANSFORMERS_VERBOSITY": "error"}
-    done = gpuprobe("estimate", *words, "--json", cwd=tmp_path, warm=warm, **environment)
+    done = gpuprobe("estimate", *words, "--json", cwd=tmp_path, **environment)
     assert done.returncode == 1, done.stderr
     tried = {change["name"] for change in json.loads(done.stdout)["suggestions"]}
     assert "activation checkpointing" in tried
@@ -116,17 +93,17 @@ print("\\n" + json.dumps(call({**request, "most": 1 << 20}, lambda text: None)))
 """
 
 
-def test_a_tool_for_agents_gives_the_same_estimate(tmp_path: Path, warm: WarmPython) -> None:
-    done = python("-c", CALL, tmp_path, cwd=tmp_path, warm=warm, TRANSFORMERS_VERBOSITY="error")
+def test_a_tool_for_agents_gives_the_same_estimate(tmp_path: Path) -> None:
+    done = python("-c", CALL, tmp_path, cwd=tmp_path, TRANSFORMERS_VERBOSITY="error")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout.rpartition("\n")[0].rpartition("\n")[2])["document"]
     options = ["--model", "pythia-70m", "--sequence-length", "128", "--batch-size", "2"]
-    found = peaks(*options, folder=tmp_path, warm=warm)
+    found = peaks(*options, folder=tmp_path)
     assert {key: document[key] for key in found} == found
 
 
-def test_a_larger_batch_is_an_option_of_the_script(tmp_path: Path, warm: WarmPython) -> None:
+def test_a_larger_batch_is_an_option_of_the_script(tmp_path: Path) -> None:
     model = ["--model", "pythia-70m", "--sequence-length", "128"]
-    found = peaks(*model, "--batch-size", "4", folder=tmp_path, warm=warm)
-    peaks(*model, "--write-script", "train.py", folder=tmp_path, warm=warm)
-    assert peaks("train.py", "--batch-size", "4", folder=tmp_path, warm=warm) == found
+    found = peaks(*model, "--batch-size", "4", folder=tmp_path)
+    peaks(*model, "--write-script", "train.py", folder=tmp_path)
+    assert peaks("train.py", "--batch-size", "4", folder=tmp_path) == found

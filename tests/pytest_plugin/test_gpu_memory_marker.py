@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-import warm_python
 
 pytestmark = pytest.mark.xdist_group("gpu_memory")  # so that one process shares the fixtures
 
@@ -23,7 +22,6 @@ TESTS = """\
 import os
 
 import pytest
-import warm_python
 import torch
 
 kept = []
@@ -166,7 +164,6 @@ def test_second_of_a_shared_fixture(shared):
 
 BASELINES = """\
 import pytest
-import warm_python
 import torch
 
 pytestmark = pytest.mark.gpu_memory(regression="1%")
@@ -227,12 +224,10 @@ PLUGIN = [] if INSTALLED else ["-p", "gpuprobe.pytest_plugin"]
 
 def run_pytest(folder: Path, *options: str, gpu: str = "") -> Done:
     ours = {k: v for k, v in os.environ.items() if not k.startswith(("COV_", "PYTEST_"))}
-    python = warm_python.shared().python if INSTALLED else sys.executable
-    source = {} if INSTALLED else {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [python, "-m", "pytest", "-p", "no:cacheprovider", "-rA", "-v", *PLUGIN, *options],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", "-v", *PLUGIN, *options],
         cwd=folder,
-        env={**ours, **source, "COLUMNS": "200", "EXPECTED_GPU": gpu},
+        env={**ours, "PYTHONPATH": str(ROOT), "COLUMNS": "200", "EXPECTED_GPU": gpu},
         capture_output=True,
         text=True,
         timeout=300,

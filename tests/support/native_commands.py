@@ -39,18 +39,11 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def python(
-    *arguments: object,
-    cwd: Path,
-    cold: bool = False,
-    warm: warm_python.WarmPython | None = None,
-    **more: str,
+    *arguments: object, cwd: Path, cold: bool = False, **more: str
 ) -> subprocess.CompletedProcess[str]:
-    """``python ARGUMENTS`` in ``cwd``, with ``more`` in its environment. ``warm``: another process
-    than the one that tests share.
-    """
-    command = sys.executable if cold else (warm or warm_python.shared()).python
+    """``python ARGUMENTS`` in ``cwd``, with ``more`` in its environment."""
     return subprocess.run(
-        [command, *map(str, arguments)],
+        [sys.executable if cold else warm_python.shared().python, *map(str, arguments)],
         cwd=cwd,
         env=environment(**({} if cold else warm_python.NESTED), **more),
         capture_output=True,
@@ -61,11 +54,7 @@ def python(
 
 
 def gpuprobe(
-    *arguments: object,
-    cwd: Path,
-    cold: bool = False,
-    warm: warm_python.WarmPython | None = None,
-    **more: str,
+    *arguments: object, cwd: Path, cold: bool = False, **more: str
 ) -> subprocess.CompletedProcess[str]:
     """``gpuprobe ARGUMENTS``, likewise."""
-    return python("-m", "gpuprobe", *arguments, cwd=cwd, cold=cold, warm=warm, **more)
+    return python("-m", "gpuprobe", *arguments, cwd=cwd, cold=cold, **more)

@@ -55,7 +55,7 @@ def inherits(words: list[str]) -> bool:
     belongs to a job of `warm_python.ranks`. Other processes of users' programs show how an
     interpreter begins with one.
     """
-    if words[:2] in (_TRIAL_SERVER, PROGRAMS["gpuprobe"]):
+    if words[:2] == _TRIAL_SERVER:
         return True
     if RANKS in os.environ and (words[:2] == PROGRAMS["torchrun"] or words[:1][0].endswith(".py")):
         return True

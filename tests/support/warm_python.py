@@ -91,11 +91,6 @@ def modules_of(*rooms: str) -> list[str]:
     return names
 
 
-def modules_of_commands() -> list[str]:
-    """What commands of gpuprobe import sooner or later."""
-    return [*_OF_COMMANDS, *modules_of(*_ROOMS)]
-
-
 @functools.cache
 def shared() -> WarmPython:
     """The one of this process, until its end; in a process that was forked from one, such as a
@@ -105,7 +100,7 @@ def shared() -> WarmPython:
     if warm_client.ADDRESS in os.environ:
         return WarmPython(Path(os.environ[warm_client.ADDRESS]).parent)
     base = tempfile.mkdtemp(prefix="warm-")
-    made = WarmPython(Path(base), modules_of_commands())
+    made = WarmPython(Path(base), [*_OF_COMMANDS, *modules_of(*_ROOMS)])
     owner = os.getpid()
 
     def end() -> None:
