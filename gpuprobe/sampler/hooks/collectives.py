@@ -197,7 +197,9 @@ DDP = "all_reduce (DistributedDataParallel)"
 
 BLIND_SPOT = BlindSpot(
     "collectives of DistributedDataParallel, which its C++ code starts in the backward pass",
-    "their count and bytes are those of its buckets; their time is part of 'backward'",
+    # torch logs the sizes at the begin of a forward pass, and then forms the buckets anew.
+    "their count and bytes are those of its buckets (in the step in which torch forms these anew, "
+    "the count is that of before); their time is part of 'backward'",
 )
 
 _IN_BACKWARD = Unavailable("it overlaps the backward pass", ReadStatus.NOT_COLLECTED)
