@@ -82,7 +82,7 @@ async def test_panes(run: Training, tmp_path: Path, size: tuple[int, int]) -> No
 
 async def test_a_block(run: Training, tmp_path: Path) -> None:
     app = ViewApp(Followed(run.path), interval=0.05)
-    async with app.run_test(size=(60, 16)) as pilot:
+    async with app.run_test(size=(60, 24)) as pilot:
         await opened(app, pilot)
         await pilot.press("t")
         await until(pilot, lambda: pane(app).ready)
