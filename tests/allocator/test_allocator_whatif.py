@@ -405,7 +405,7 @@ def test_json_is_versioned_and_complete() -> None:
     replay_json.write(result, stream)
     document = json.loads(stream.getvalue())
     jsonschema.validate(document, schema("replay-2"))
-    assert (document["schema"], document["version"]) == ("gpuprobe.replay", [2, 1])
+    assert (document["schema"], document["version"]) == ("gpuprobe.replay", [2, 2])
     (trace,) = document["traces"]
     assert trace["exact"] is True
     assert trace["first_divergence"] is None

@@ -69,7 +69,7 @@ def test_a_race_is_shown_with_the_source_of_its_cell_and_a_fix(
     page = shown(executed[4])
     assert "GP201 read-after-write" in page
     assert "total = torch.sum(A)" in page
-    assert "+++ b/In [5]\n" in page  # lines of the diff are lines
+    assert "+++ b/In [5]\t\n" in page  # lines of the diff are lines
     assert "\\x0a" not in page
 
 
