@@ -22,7 +22,7 @@ _WITHOUT = frozenset(
 
 def runs_of(traces: Sequence[MemoryTrace]) -> Iterator[list[int]]:
     """The positions of traces that follow one another without a gap, of each device, in order. A
-    trace without a step is a run of its own.
+    trace without a step is a separate run.
     """
     open_runs: dict[str, list[int]] = {}
     for at, trace in enumerate(traces):

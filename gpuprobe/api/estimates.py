@@ -216,7 +216,7 @@ def estimate_program(
         notify(f"running the program a second time: {why}")
         return start.again(why, **{**order, "output": kept}, compute="real", rank=rank)
 
-    if within:  # the process that asked handles a run that is too large
+    if within:  # the process that started this one handles a run that is too large
         return attempt(compute, within).estimate
     found = estimate_with(compute, attempt, again)
     return _suggested(found, start, {**order, "rank": rank}, alternatives, notify, suggest)

@@ -70,10 +70,10 @@ _MOST_CAUSES: Final = 5
 _MOST_SOURCE: Final = 1 << 20  # bytes of a file that is edited
 _FAILED: Final = Unavailable("what the program would allocate next was not tried")
 _NEVER_SEARCHED: Final = (
-    "padding: only batches of integers that are copied from the CPU are looked at",
+    "padding: only batches of integers that are copied from the CPU are checked",
     "pinned memory of the host",
 )
-"""What no explanation looks for."""
+"""What no explanation detects."""
 _NO_EDIT: Final = Unavailable("no edit is made for this")
 _COMPLETE: Final = "complete"
 _OUT_OF_MEMORY: Final = "out of memory"
@@ -316,7 +316,7 @@ class _Explaining:
             elif one.option:
                 effect = self._tried_without(one, most)
             if effect is None:
-                continue  # the remedy does not help, or was not tried: a note says so
+                continue  # the remedy does not help, or was not tried, as a note explains
             yield MemoryCause(
                 rule=one.answer.rule,
                 bytes=one.bytes,

@@ -150,7 +150,7 @@ class RemedyTrials:
         self._stack = ExitStack()
         self._trials: dict[frozenset[tuple[str, str]], Trials] = {}
         self._unchanged: list[TrialFigures] = []
-        self._begun: Future[TrialFigures] | None = None
+        self._unchanged_run: Future[TrialFigures] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -161,8 +161,8 @@ class RemedyTrials:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._begun is not None:
-            wait([self._begun])
+        if self._unchanged_run is not None:
+            wait([self._unchanged_run])
         self._stack.close()
 
     def begin(self, seconds: float) -> None:
@@ -171,7 +171,7 @@ class RemedyTrials:
         """
         executor = self._stack.enter_context(ThreadPoolExecutor(1))
         deadline = time.monotonic() + seconds
-        self._begun = executor.submit(self._run, PreparedRemedy(), deadline)
+        self._unchanged_run = executor.submit(self._run, PreparedRemedy(), deadline)
 
     def prepared(self, remedy: RemedyRequest) -> PreparedRemedy | Refused:
         """A remedy's edits made. Raises OSError for a file that cannot be read."""
@@ -229,8 +229,8 @@ class RemedyTrials:
 
     def _before(self, deadline: float) -> TrialFigures:
         """The figures of the unchanged program."""
-        if not self._unchanged and self._begun is not None:
-            self._unchanged.append(self._begun.result())
+        if not self._unchanged and self._unchanged_run is not None:
+            self._unchanged.append(self._unchanged_run.result())
         if not self._unchanged:
             self._progress("running the unchanged program in a copy of the project")
             self._unchanged.append(self._run(PreparedRemedy(), deadline))

@@ -191,7 +191,7 @@ class RunResult(NamedTuple):
     program started (``torch.multiprocessing.spawn``, or processes that joined a process group);
     ``children``: the number of processes that the program started and that used a GPU, without
     those of ``torch.multiprocessing.spawn``; ``uses_cost``: what noting the uses of memory has cost
-    in this process, if that was asked for.
+    in this process, if that was requested.
     """
 
     exit_code: int
@@ -671,15 +671,15 @@ def summary(output: Path, width: int = 80, *, gpu: str = "") -> list[str]:
     elif report.peak.measure is not None:
         first, *rest = draw.lines([headline(report)], style)
         lines += [f"peak: {first}", *rest]
-        told = [("cause", head.cause), ("fix", head.fix), ("saves", head.saves)]
+        labelled = [("cause", head.cause), ("fix", head.fix), ("saves", head.saves)]
         if not failed and main_cause(report) is None:
-            told = [("try", head.fix)]
-        told += [
+            labelled = [("try", head.fix)]
+        labelled += [
             ("evaluation", f"{row.finding.message} ({row.finding.location})")
             for row in report.findings
             if row.finding.rule == WITH_GRADIENTS.id and "evaluation" not in head.cause
         ]
-        lines += [f"{label}: {style.relative(text)}" for label, text in told if text]
+        lines += [f"{label}: {style.relative(text)}" for label, text in labelled if text]
     shown = style.text(style.path(str(output)))
     lines.append(f"recording: {shown}   (gpuprobe report {shlex.quote(shown)})")
     wrapped = [line for text in lines for line in style.wrapped(text, rest="  ")]

@@ -15,7 +15,7 @@ from gpuprobe.model.trace import MemoryTrace, StackTable
 
 LEAST_CACHED: Final = 1 / 3
 """The share of reserved memory, beyond the most that was allocated at once, from which the cache is
-looked at. Training whose sizes stay the same has a quarter."""
+checked. Training whose sizes stay the same has a quarter."""
 
 DEFAULT_POOL: Final = (0, 0)
 _RESERVES: Final = (TraceAction.SEGMENT_ALLOC.code, TraceAction.SEGMENT_MAP.code)
@@ -25,7 +25,7 @@ _OOM: Final = TraceAction.OOM.code
 @dataclass(frozen=True)
 class CachedMemory:
     """Why memory is in the cache: ``bytes`` in ``segments`` that the line ``made_at`` reserved.
-    ``setting`` and ``option`` are to be tried, and without their effect there is no cause.
+    ``setting`` and ``option`` have to be tried, and without their effect there is no cause.
     """
 
     answer: Answer

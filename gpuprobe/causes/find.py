@@ -93,7 +93,7 @@ def searched_at(lives: Biographies, event: int, *, failed: bool = False) -> list
 
 
 def cached_causes(cache: Cache) -> Iterator[CachedMemory]:
-    """Why memory is in the cache, if enough of it is, or if a request failed because of it."""
+    """Why memory is in the cache, if enough is, or if a request failed for that reason."""
     if not cache.failed and cache.beyond < LEAST_CACHED * cache.reserved:
         return
     for rule in CACHED:

@@ -34,7 +34,7 @@ class ProgramStacks:
         self._known: dict[int, tuple[object, ...]] = {}
 
     def lines(self, stack: int) -> tuple[object, ...]:
-        """The lines, innermost first; the stack itself where there is none."""
+        """The lines, innermost first; the stack itself if there is none."""
         found = self._known.get(stack)
         if found is None:
             frames = filter(is_user_frame, self._table.frames_of(stack))

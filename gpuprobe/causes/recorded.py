@@ -233,7 +233,7 @@ _NAMED: Final = frozenset(HolderRoot) - {
 class _KeptBy(NamedTuple):
     holder: Holder
     steps: set[int]
-    """The traced steps that made some of it."""
+    """The traced steps that made a part."""
     sizes: list[int]
     """The elements of the container as the program ran."""
 
@@ -453,7 +453,7 @@ def evaluation_cause(site: PeakSite) -> MemoryCause | None:
         effect=Effect(
             Certainty.UNTRIED,
             site.amount.at_least,
-            Unavailable("what the run needs then is not known from its recording"),
+            Unavailable("what the run needs then is unknown from its recording"),
         ),
     )
 

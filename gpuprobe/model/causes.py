@@ -60,8 +60,7 @@ class MemoryCause:
 class Explanation:
     """What the memory of a program is for. ``capacity``: the GPU's, in bytes; ``ended``: how the
     program ended; ``failed``: the memory is that at the failure, not at a peak of a complete run;
-    ``notes``: what was not looked at, and why; ``searched``: whether all that could be looked for
-    was.
+    ``notes``: what was not checked, and why; ``searched``: whether everything was that can be.
     """
 
     program: str

@@ -387,7 +387,7 @@ class DeviceUsage:
 @record(frozen=True)
 class PinnedMemory:
     """Pinned memory of the host at the end of the last step with readings: in use, and held by
-    torch's cache (which never releases it automatically). ``lines``: what the program asked for,
+    torch's cache (which never releases it automatically). ``lines``: what the program requested
     when that was the most; torch rounds each request up to a power of two.
     """
 

@@ -1,4 +1,4 @@
-"""Whether a script handles an out-of-memory error, and so may go on with less."""
+"""Whether a script handles an out-of-memory error, and so may continue with less."""
 
 from __future__ import annotations
 

@@ -184,8 +184,8 @@ def estimate_of(
     outside_high = model.context_high + nccl_high + others.high
     if handler and verdict == NOT:
         verdict_why = (
-            f"as it begins; it handles out-of-memory errors ({handler}) and may go on with less: "
-            f"gpuprobe run --gpu {model.name} shows what it does"
+            f"as it begins; it handles out-of-memory errors ({handler}) and may continue with "
+            f"less: gpuprobe run --gpu {model.name} shows what it does"
         )
     name = f"cuda:{device.index}"
     growing = _growing(report, name)

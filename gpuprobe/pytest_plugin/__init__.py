@@ -116,7 +116,7 @@ def _measured(items: list[pytest.Item]) -> list[pytest.Item]:
     """The tests that are marked or use the fixture. Most suites have none: the marks of a parent
     are read once, not once for each of its tests.
     """
-    marked: dict[pytest.Collector | None, bool] = {}
+    marked: dict[object, bool] = {}  # by the parent, whose type depends on the version of pytest
     found = []
     for item in items:
         parent = item.parent

@@ -173,7 +173,7 @@ class Recorder:
     @property
     def uses_cost(self) -> UsesCost | None:
         """What noting the uses of memory has cost, once the recording was stopped; None if they
-        were not asked for.
+        were not requested.
         """
         return self._traces.uses_cost
 

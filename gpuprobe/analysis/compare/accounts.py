@@ -377,7 +377,7 @@ def _ends(ledger: Ledger, event: int) -> Iterator[str]:
 
 def _needs(ledger: Ledger, event: int, *, whole: bool) -> Iterable[str]:
     """The `Need` of each block that is alive after ``event``, in `live_at`'s order; without end
-    "", if they are unknown or not asked for.
+    "", if they are unknown or not requested.
     """
     needs = need_of_each(ledger, event) if whole else None
     return (need.value for need in needs) if isinstance(needs, list) else repeat("")

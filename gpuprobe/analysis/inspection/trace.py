@@ -50,7 +50,7 @@ Kind: TypeAlias = "Category | Need"
 
 _NEEDS = tuple(Need)
 _FIRST_NEED = 1 << 8
-"""The number of the first need; smaller ones are of categories (`Category.code`): to sum up
+"""The number of the first need; smaller ones mean categories (`Category.code`): to sum up
 millions of rows, numbers are faster."""
 
 
@@ -231,8 +231,8 @@ class TraceInspector:
         return Lives(self.ledger)
 
     def _kinds(self, rows: Sequence[int], position: int, *, by_need: bool) -> Mapping[int, int]:
-        """The number of the category of each row or, if they are asked for and known, of its need
-        at a position.
+        """A number for each row: of its category; with ``by_need`` of its need at a position, if
+        uses were traced.
         """
         if by_need and self.uses_traced:
             need = self.lives.need

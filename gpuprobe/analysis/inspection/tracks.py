@@ -161,7 +161,7 @@ class SingleBlocks:
             self.spells.append(tuple((first + at + 1, _NUMBER[need]) for at, need in spells))
 
     def _life(self, life: BlockLife, first: int) -> SingleLife:
-        begun, last = life.first, life.last
+        first_use, last = life.first, life.last
         words = "by a later step" if life.later_step else ""
         if last is not None:
             place = "" if last.line is None else str(last.line)
@@ -169,8 +169,8 @@ class SingleBlocks:
             words = f"by {used}; again {words}" if words else f"by {used}"
         return SingleLife(
             self._string(life.made_by),
-            -1 if begun is None else first + begun.position,
-            0 if begun is None else self._string(begun.operator),
+            -1 if first_use is None else first + first_use.position,
+            0 if first_use is None else self._string(first_use.operator),
             -1 if last is None else first + last.position,
             self._string(words),
         )

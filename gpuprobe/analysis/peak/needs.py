@@ -240,7 +240,7 @@ def needed_at(trace: MemoryTrace | Ledger | Biographies, event: int) -> list[int
 
 
 def _found_at(trace: MemoryTrace | Ledger | Biographies, event: int) -> _Found | Unavailable:
-    """Computed once for each event of a ledger: several parts of a report ask for the peak."""
+    """Computed once for each event of a ledger: several parts of a report need the peak."""
     ledger = trace.ledger if isinstance(trace, Biographies) else ledger_of(trace)
     known = ledger.needs.get(event)
     if isinstance(known, (_Found, Unavailable)):

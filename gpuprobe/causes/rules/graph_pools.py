@@ -11,7 +11,7 @@ from gpuprobe.model.text import human_bytes
 
 
 def diagnose(cache: Cache) -> Iterator[CachedMemory]:
-    """Private pools of captured graphs: blocks of one serve no other, and none is given back."""
+    """Private pools of captured graphs: blocks of one serve no other, and none is released."""
     pools: dict[tuple[int, int], list[Segment]] = {}
     for segment in cache.trace.segments:
         if segment.pool_id != DEFAULT_POOL:

@@ -15,9 +15,9 @@ _JOINS = ("cat", "stack")
 
 def diagnose(live: LiveMemory) -> Iterator[Excess]:
     """Results of cat and stack that are alive together with their parts."""
-    seen: set[int] = set()
+    joined: set[int] = set()
     for row in sorted(live.rows, key=lambda row: -live.size[row]):
-        if row in seen or live.text("made_name", row) not in _JOINS:
+        if row in joined or live.text("made_name", row) not in _JOINS:
             continue
         parts = [one for one in live.rows if live.copied_to(one) == row and one != row]
         both = min(live.size[row], live.bytes_of(parts))
@@ -25,13 +25,13 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
             continue
         largest = max(parts, key=lambda one: live.size[one])
         if live.ledger.stack[largest] == live.ledger.stack[row]:
-            yield _grown(live, row, seen)
+            yield _grown(live, row, joined)
         else:
             yield _joined(live, row, parts)
-        seen.add(row)
+        joined.add(row)
 
 
-def _grown(live: LiveMemory, row: int, seen: set[int]) -> Excess:
+def _grown(live: LiveMemory, row: int, joined: set[int]) -> Excess:
     """A tensor that is joined with a new part in each pass of a loop."""
     names = live.column("made_name")
     lines = {live.ledger.stack[row]}
@@ -41,7 +41,7 @@ def _grown(live: LiveMemory, row: int, seen: set[int]) -> Excess:
         if source is not None and live.ledger.stack[source] == live.ledger.stack[one]:
             lines.add(live.ledger.stack[one])
     rows = [one for one in now if live.ledger.stack[one] in lines]
-    seen.update(rows)
+    joined.update(rows)
     ends = {}
     read = False
     for one in range(len(live.ledger)):

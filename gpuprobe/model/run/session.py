@@ -331,8 +331,8 @@ class Gap:
 
 @record(frozen=True, slots=True)
 class PinnedLine:
-    """Pinned host memory that a line asked for, in ``tensors`` tensors, when the program had asked
-    for the most. torch's allocator holds more: it rounds each request up to a power of two.
+    """Pinned host memory that a line requested, in ``tensors`` tensors, when the program had
+    requested the most. torch's allocator holds more: it rounds each request up to a power of two.
     """
 
     place: str

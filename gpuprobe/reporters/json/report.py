@@ -349,7 +349,7 @@ DOCUMENT: Final = Document(
   growing graph.
 * 2.12: ``advice.saves``; ``out_of_memory.could_use`` and ``.limited``; the ``lines`` of pinned
   memory; ``needs`` by module, ``later_step`` of each of its lines; ``lifespans``; ``head``;
-  ``causes``, which have what ``advice`` said of memory that is not needed.
+  ``causes``, which have what ``advice`` had on memory that is not needed.
 """
 
 to_document = DOCUMENT.plain

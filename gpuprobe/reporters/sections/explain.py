@@ -48,8 +48,8 @@ def _verdict(found: Explanation) -> str:
         return head
     late = f"{human_bytes(needless)} are freed a little later than they could be"
     if not found.searched:
-        return f"{head} No cause was found, and not all was looked for (below); {late}."
+        return f"{head} No cause was found, and not everything was checked (below); {late}."
     return (
-        f"{head} All of it is needed by what was looked for ({late}): less memory takes smaller "
+        f"{head} All of it is needed by all that was checked ({late}): less memory takes smaller "
         "work, fewer bytes for each value, or recomputation."
     )

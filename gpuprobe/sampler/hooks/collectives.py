@@ -197,8 +197,8 @@ DDP = "all_reduce (DistributedDataParallel)"
 
 BLIND_SPOT = BlindSpot(
     "collectives of DistributedDataParallel, which its C++ code starts in the backward pass",
-    # torch logs the sizes at the begin of a forward pass, and then forms the buckets anew.
-    "their count and bytes are those of its buckets (in the step in which torch forms these anew, "
+    # torch logs the sizes at the begin of a forward pass, and then forms the buckets again.
+    "their count and bytes are those of its buckets (in the step in which torch forms these again, "
     "the count is that of before); their time is part of 'backward'",
 )
 

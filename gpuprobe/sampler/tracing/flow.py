@@ -19,7 +19,7 @@ KINDS: Final = 4
 
 COMPILED_GRAPH: Final = "compiled graph"
 GRAPHS: Final = (COMPILED_GRAPH, GRAPH_REPLAY)
-"""Names of what runs many operators at once: nothing of it is taken for waste."""
+"""Names of what runs many operators at once: nothing they compute counts as waste."""
 
 _MOST_PARTS: Final = 1 << 16
 """Different parts of one block that are counted. A block of which more are read counts as read."""

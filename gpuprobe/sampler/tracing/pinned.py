@@ -1,4 +1,4 @@
-"""The pinned host memory that a program asks for, by line.
+"""The pinned host memory that a program requests, by line.
 
 torch's statistics have what its allocator of pinned memory holds: each request is rounded up to a
 power of two (``at::HostBlockPool``, ``CachingHostAllocator.h``). What was requested, and where, is
@@ -46,7 +46,7 @@ class PinnedTensors:
             self._count()
 
     def _count(self) -> None:
-        """Note the most that was asked for at one time."""
+        """Note the most that was requested at one time."""
         self._alive = {key: one for key, one in self._alive.items() if not one[0].expired()}
         asked = sum(size for _, size, _ in self._alive.values())
         if asked <= self._most:
@@ -64,5 +64,5 @@ class PinnedTensors:
 
     @property
     def lines(self) -> tuple[PinnedLine, ...]:
-        """The lines at the moment when the most was asked for, the largest first."""
+        """The lines at the moment when the most was requested, the largest first."""
         return self._lines

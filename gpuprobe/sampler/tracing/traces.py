@@ -112,7 +112,7 @@ class Traces:
         self.uses: Uses | None = None
         self.held: HeldMemory | None = None
         self.uses_cost: UsesCost | None = None
-        """What noting them has cost, if they were asked for; set by `stop`."""
+        """What noting them has cost, if that was requested; set by `stop`."""
         self._patches = Patches()
         self.peak = -1
         self._written_peak = -1
@@ -159,7 +159,7 @@ class Traces:
         uses: bool = False,
     ) -> None:
         """Record the allocator's history of the first steps, their launches if these can be
-        counted, and the uses of memory if the GPUs are ``simulated`` or if ``uses`` asks for them.
+        counted, and the uses of memory if the GPUs are ``simulated`` or with ``uses``.
         Raises UsageError without a converter of snapshots.
         """
         from gpuprobe.sampler.tracing.cuda import BLIND_SPOTS, CudaTrace

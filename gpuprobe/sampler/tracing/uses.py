@@ -10,7 +10,7 @@ use of what they touch. Blocks that are alive when a traced step ends are follow
 Nothing is kept alive and the GPU is not queried: an address is read from the tensor.
 
 A simulated GPU is slower than that anyway, and its uses are always noted. On hardware each operator
-waits for Python, which a program has to ask for; `Uses.cost` says how long that was.
+waits for Python, so it is an option; `Uses.cost` is how long that was.
 """
 
 from __future__ import annotations
@@ -81,20 +81,20 @@ _COPIES: Final = frozenset(
 )
 """Operators that make tensors of what is there: from nothing, and of others' elements."""
 _VIEWS: Final = frozenset(("_unsafe_view", "_reshape_alias"))
-"""Operators whose schema does not say that they return memory of their argument."""
+"""Operators whose schema does not show that they return memory of their argument."""
 
 _ALLOC = TraceAction.ALLOC.code
 _FREES = (TraceAction.FREE_REQUESTED.code, TraceAction.FREE_COMPLETED.code)
 _NEVER: Final = 1 << 62
 _grad_enabled: Final = torch.is_grad_enabled
-_MOST_PADDED: Final = 1 << 20  # elements of a batch whose padding is looked for
+_MOST_PADDED: Final = 1 << 20  # elements of a batch whose padding is searched
 _ALL: Final = 1 << 62  # bytes: more than any block has
 
 
 _TIMED: Final = 64
-"""Of so many operators one is timed, where the cost is asked for."""
+"""Every 64th operator is timed, if the cost is requested (`run --uses`)."""
 _CALLS: Final = 200
-"""Calls of an operator that does nothing, to time what the watch costs by itself."""
+"""Calls of an operator that does nothing, to time what the watch alone costs."""
 
 
 class _Operator(NamedTuple):
@@ -289,7 +289,7 @@ class Uses:
         if not self._samples:
             return None
         noted = self._spent // self._samples
-        return UsesCost(self._count, noted + max(0, _watch_ns() - _unwatched_ns()))
+        return UsesCost(self._count, noted + max(0, _watch_ns() - _unhandled_ns()))
 
     def _begins(self, place: int) -> int:
         """An operator begins. Returns its number."""
@@ -374,7 +374,7 @@ class Uses:
     def _noted(
         self, address: int, number: int, kind: int, tensor: torch.Tensor | None = None
     ) -> None:
-        """Note a block by its address. Without a ``tensor``, all of it."""
+        """Note a block by its address. Without a ``tensor``, the whole block."""
         if len(self._address) == MOST_USES:
             self.stop()
             return
@@ -596,7 +596,7 @@ def _watch_ns() -> int:
     return (perf_counter_ns() - began) // _CALLS
 
 
-def _unwatched_ns() -> int:
+def _unhandled_ns() -> int:
     with unhandled():
         return _watch_ns()
 

@@ -148,9 +148,9 @@ def block_lines(block: BlockInfo, cwd: str, columns: int) -> list[str]:
     parts = [size, block.category.words]
     if block.stream:
         parts.append(f"stream {block.stream:#x}")
-    begun = f"event {block.allocated_at:,}" if block.allocated_at else "before the trace"
+    allocation = f"event {block.allocated_at:,}" if block.allocated_at else "before the trace"
     if isinstance(block.life, BlockLife) and block.life.made_by:
-        begun += f" by {visible(block.life.made_by)}"
+        allocation += f" by {visible(block.life.made_by)}"
     where = [f"phase {block.phase}" if block.phase else "", block.module]
     named = [visible(part) for part in where if part]
     freed = "not in this trace"
@@ -158,7 +158,7 @@ def block_lines(block: BlockInfo, cwd: str, columns: int) -> list[str]:
         freed = f"event {block.freed_at:,}"
         if block.freed_in:
             freed += f" · phase {visible(block.freed_in)}"
-    rows = [("allocated", " · ".join([begun, *named]))]
+    rows = [("allocated", " · ".join([allocation, *named]))]
     if isinstance(block.life, Unavailable):
         rows.append(("used", f"unknown: {block.life.reason}"))
     elif block.need is not Need.UNTRACED:

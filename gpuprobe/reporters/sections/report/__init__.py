@@ -352,7 +352,7 @@ def _causes(report: Report, *, full: bool) -> list[Section]:
 def _about_cause(cause: MemoryCause) -> Iterator[tuple[str, str]]:
     yield "rule", cause.rule
     yield "memory", f"{human_bytes(cause.bytes)} in {plural(cause.blocks, 'block')}"
-    yield "made at", named(cause.made_at)
+    yield "allocated at", named(cause.made_at)
     if cause.last_use is not None:
         yield "last used at", named(cause.last_use)
     if cause.holder is not None:

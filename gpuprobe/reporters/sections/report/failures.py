@@ -26,7 +26,7 @@ _ESTIMATED_STEPS = 3
 
 def failure_sections(report: Report, *, full: bool) -> list[Section]:
     """Why allocations failed; of many, the last ones, as a program may retry."""
-    ended = ran_out(report)
+    ended = failed_allocation(report)
     shown = report.out_of_memory[-(3 if full else 2 if ended else 1) :]
     parts: list[Part] = []
     several = len(report.ranks) > 1
@@ -64,9 +64,9 @@ def _has_cause(report: Report) -> bool:
     return not isinstance(report.causes, Unavailable) and bool(report.causes)
 
 
-def ran_out(report: Report) -> bool:
+def failed_allocation(report: Report) -> bool:
     """Whether the last thing that is known of the program is that its memory ran out. A snapshot
-    does not say whether the program continued.
+    does not show whether the program continued.
     """
     snapshot = report.recording.kind == "snapshot" and bool(report.out_of_memory)
     return ended_out_of_memory(report) or snapshot

@@ -1,6 +1,6 @@
 """The first five lines of a report: verdict, cause, fix, what that saves, and the command for more.
 
-Text, HTML and JSON have the same sentences. What is not known is said, with the reason.
+Text, HTML and JSON have the same sentences. What is unknown is named, with the reason.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from gpuprobe.reporters.sections.causes import effect_text
 from gpuprobe.reporters.sections.parts import Facts, Section, capitalized, named, peak_text, plural
 from gpuprobe.reporters.sections.report.failures import (
     estimate_command,
+    failed_allocation,
     failed_step,
-    ran_out,
     recorded_gpu,
 )
 
@@ -48,7 +48,7 @@ def head_section(report: Report) -> Section:
 
 
 def head_of(report: Report) -> Head:
-    """The five lines as sentences; an empty one where there is nothing to say."""
+    """The five lines as sentences; an empty one if there is none."""
     cause = main_cause(report)
     if cause is not None:
         code = "" if cause.code in cause.remedy else f": {cause.code}"
@@ -71,13 +71,13 @@ def main_cause(report: Report) -> MemoryCause | None:
 # -- the verdict
 
 
-_GOES_ON = ("complete", "running", "failed")
-"""How a program ended, or not, that went on after an allocation that failed."""
+_CONTINUES = ("complete", "running", "failed")
+"""How a program ended, or not, that continued after an allocation that failed."""
 
 
 def _verdict(report: Report) -> str:
     """How the run ended, and its peak."""
-    if ran_out(report):
+    if failed_allocation(report):
         return _out_of_memory(report)
     text = STATUS[report.recording.status]
     error = report.recording.error
@@ -130,18 +130,18 @@ def _without_cause(report: Report) -> tuple[str, str, str]:
     first = report.advice[0] if report.advice else None
     fix = "" if first is None else first.text + (f" {first.code}" if first.code else "")
     saves = "" if first is None else first.saves or "not tried"
-    if ran_out(report) and report.out_of_memory:
+    if failed_allocation(report) and report.out_of_memory:
         failure = report.out_of_memory[-1]
         if not isinstance(failure.fits_with, Unavailable) and failure.fits_with:
             best = min(failure.fits_with, key=lambda text: text.count(","))
             fix = f"PYTORCH_CUDA_ALLOC_CONF={best}"
             saves = (
-                "replayed: no allocation of the trace fails with it; whether the rest of the run "
-                "fits is unknown"
+                "replayed: with this setting no allocation of the trace fails; whether the rest "
+                "of the run fits is unknown"
             )
         return f"{failure.sentences[0]} {capitalized(_largest(report))}", fix, saves
     if isinstance(report.causes, Unavailable):
-        return f"not known ({report.causes.reason}); {_largest(report)}", fix, saves
+        return f"unknown ({report.causes.reason}); {_largest(report)}", fix, saves
     needless = 0
     if not isinstance(report.needs, Unavailable):
         needless = report.needs.bytes_of(*(need for need in Need if need.needless))
@@ -160,7 +160,7 @@ def _largest(report: Report) -> str:
         if isinstance(table, (CategoryTable, ShareTable)) and table.rows:
             row = max(table.rows, key=lambda one: one.bytes)
             found.append(f"{named(row.key)} {human_bytes(row.bytes)}")
-    return f"most of it: {', at '.join(found)}" if found else "its parts are unknown"
+    return f"the most: {', at '.join(found)}" if found else "its parts are unknown"
 
 
 # -- more

@@ -487,7 +487,7 @@ def non_tensor_sections(report: Report, *, full: bool) -> list[Section]:
         text = f"{of}pinned memory of the host{at}: {human_bytes(pinned.in_use)} in use{more}"
         if pinned.lines:
             asked = sum(line.bytes for line in pinned.lines)
-            text += f"; the program asked for {human_bytes(asked)}, rounded up"
+            text += f"; the program requested {human_bytes(asked)}, rounded up"
         parts.append(Line(text, "item"))
         for line in pinned.lines[: None if full else _FEW_HOLDERS]:
             tensors = plural(line.tensors, "tensor")
