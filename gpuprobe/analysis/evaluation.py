@@ -16,8 +16,8 @@ WITH_GRADIENTS: Final = define(
     description="""
     A model in eval mode computes a result that requires gradients, and no backward pass follows:
     autograd keeps the activations of each forward pass for as long as its result, or a loss that
-    is computed from it, is kept. `model.eval()` does not change that. Detected by the model's calls: a program that never
-    calls `eval()` has no evaluations that can be detected.
+    is computed from it, is kept. `model.eval()` does not change that. Detected by the model's
+    calls: a program that never calls `eval()` has no evaluations that can be detected.
     """,
     remedy="run the evaluation under `torch.no_grad()`, or `torch.inference_mode()`",
 )

@@ -51,7 +51,8 @@ def _widened(live: LiveMemory) -> Iterator[Excess]:
             f"copies: {live.place(main)} converts elements of "
             f"{widths[live.source(main) or 0]} bytes to {widths[main]}, and nothing that follows "
             "needs them so",
-            "compute in the type of the model, and widen only what a loss or a sum is computed from",
+            "compute in the type of the model, and widen only what a loss or a sum "
+            "is computed from",
         ),
         main,
         rows,
