@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from gpuprobe.code_origin import INSTALLED
 from gpuprobe.model.io.files import gc_paused
 from gpuprobe.sampler.tracing.tensors import modules_of
 
@@ -103,16 +104,25 @@ def compile_in_use() -> bool:
     and no longer exists cannot be called again.
 
     Dynamo marks what it wraps with ``_torchdynamo_orig_callable``; functions that it must not
-    compile have ``_torchdynamo_disable`` as well.
+    compile have ``_torchdynamo_disable`` as well. A function of an installed package counts once it
+    was compiled: bitsandbytes, which peft imports, wraps some that most programs never call.
     """
     if "torch._dynamo" not in sys.modules:
         return False
-    for function in _tracked(is_, FunctionType):
-        marks = function.__dict__
-        if "_torchdynamo_orig_callable" in marks and not marks.get("_torchdynamo_disable"):
-            return True
+    if any(map(_is_compiled, _tracked(is_, FunctionType))):
+        return True
     return any(
         type(module).__name__ == "OptimizedModule"
         or module.__dict__.get("_compiled_call_impl") is not None
         for module in _instances(torch.nn.Module)
     )
+
+
+def _is_compiled(function: FunctionType) -> bool:
+    marks = function.__dict__
+    if "_torchdynamo_orig_callable" not in marks or marks.get("_torchdynamo_disable"):
+        return False
+    code = getattr(marks["_torchdynamo_orig_callable"], "__code__", None)
+    if code is None or not any(folder in code.co_filename for folder in INSTALLED):
+        return True
+    return bool(torch._C._dynamo.eval_frame._debug_get_cache_entry_list(code))
