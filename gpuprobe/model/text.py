@@ -33,6 +33,11 @@ def visible(text: str) -> str:
     return text
 
 
+def code_lines(text: str) -> list[str]:
+    """The lines of code as `visible` text, with their tabs: in a patch these are part of it."""
+    return ["\t".join(map(visible, line.split("\t"))) for line in text.splitlines()]
+
+
 # What GitHub's runner executes when it is printed: ``::name …::`` at the start of a line, and
 # ``##[name]`` anywhere (actions/runner, ActionCommand.cs); and Azure's agent, ``##vso[name]``.
 _COMMAND = re.compile(r"(?:^|(?<=\s))::(?=[A-Za-z-]+(?:\s[^:]*)?::)|##(?=[a-z]*\[)")

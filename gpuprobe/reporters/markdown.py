@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import TextIO
 
-from gpuprobe.model.text import visible
+from gpuprobe.model.text import code_lines, visible
 from gpuprobe.reporters.sections.parts import (
     Cell,
     Code,
@@ -56,7 +56,7 @@ def _part(part: Part) -> Iterator[str]:
     elif isinstance(part, Table):
         yield from _table(part)
     elif isinstance(part, Code) and part.text:
-        yield from ("```", *map(visible, part.text.replace("```", "'''").splitlines()), "```", "")
+        yield from ("```", *code_lines(part.text.replace("```", "'''")), "```", "")
     elif isinstance(part, SourceExcerpt):
         yield from (f"- {_code(str(part.place))}", "")
 

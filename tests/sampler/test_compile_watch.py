@@ -262,3 +262,15 @@ def test_a_function_that_is_compiled_many_times_is_one_note() -> None:
     assert compile_notes._worded(reasons) == (
         "f at a.py:3 compiled again 4 times: reason 0; reason 1; 2 more reasons",
     )
+
+
+def test_a_package_that_wraps_functions_compiles_nothing_before_a_call() -> None:
+    """bitsandbytes does so as it is imported, which peft does."""
+    names: dict[str, Any] = {}
+    source = compile("def double(x):\n    return 2 * x\n", "/lib/site-packages/p/ops.py", "exec")
+    exec(source, names)
+    double = torch.compile(names["double"], backend="eager")
+    assert not compile_in_use()
+    double(torch.ones(2))
+    assert compile_in_use()
+    torch._dynamo.reset()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import linecache
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from gpuprobe.model.io.files import read_regular
 from gpuprobe.model.place import Place, SourceLine, parse_place
+from gpuprobe.model.text import code_lines
 from gpuprobe.reporters.html.markup import Markup, el, join
 from gpuprobe.reporters.html.markup import Part as Content
 from gpuprobe.reporters.sections.parts import (
@@ -215,8 +217,8 @@ class Drawing:
 
 
 def _code(text: str) -> Markup:
-    lines = [[line, Markup("\n")] for line in text.splitlines()]
-    return el("pre", el("code", lines))
+    code = "".join(f"{line}\n" for line in code_lines(text))
+    return el("pre", el("code", Markup(html.escape(code))))
 
 
 def _is_bullet(part: Part) -> bool:

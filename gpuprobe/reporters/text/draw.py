@@ -12,7 +12,7 @@ from gpuprobe.model.colour import names
 from gpuprobe.model.findings import Level
 from gpuprobe.model.io.files import read_regular
 from gpuprobe.model.place import Place, parse_place
-from gpuprobe.model.text import cut, visible
+from gpuprobe.model.text import code_lines, cut, visible
 from gpuprobe.reporters.sections.parts import (
     AUTO,
     Cell,
@@ -115,8 +115,8 @@ def _plain(part: Part, style: Style, numbers: Iterator[int]) -> Iterator[str]:
             start = f"  {visible(label):<{part.width}} "
             yield from style.wrapped(style.relative(value), first=start, rest=" " * len(start))
     elif isinstance(part, Code):
-        for line in part.text.splitlines():
-            yield " " * part.indent + style.text(line)
+        for line in code_lines(part.text):
+            yield " " * part.indent + style.encodable(line)
     elif isinstance(part, SourceExcerpt):
         place = part.place
         source = _source_line(place)
