@@ -38,7 +38,6 @@ from gpuprobe.catalogue.gpus import parse_spec
 from gpuprobe.causes.cache import Cache, CachedMemory
 from gpuprobe.causes.edits import EditCandidate, candidates, files_of, without_option
 from gpuprobe.causes.find import (
-    LEAST_EFFECT,
     Diagnosed,
     cached_causes,
     causes_at,
@@ -352,7 +351,7 @@ class _Explaining:
         after = _peak_of(load(path))[0].reserved
         if isinstance(after, Unavailable):
             return None
-        if not failed and after.at_most > (1 - LEAST_EFFECT) * most:
+        if not failed and after.at_most > (1 - LEAST) * most:
             return None
         note = "with it the program ends without an error" if failed else ""
         return Effect(Certainty.TRIED, most, after.at_most, reserved=True, note=note)
@@ -440,17 +439,16 @@ def _ranked(
     """All causes, those of cached memory first if it is more than the others save. Where a tensor
     grows, that is why the cache has free blocks of many sizes.
     """
-    saved = max(
-        (
-            one.effect.before - one.effect.after
-            for one in causes
-            if not isinstance(one.effect.after, Unavailable)
-        ),
-        default=0,
-    )
+    most = max(map(_saved, causes), default=0)
     grown = any(one.rule == GROWN for one in causes)
-    first = [one for one in cached if one.bytes > saved and not (grown and one.rule == FRAGMENTS)]
+    first = [one for one in cached if _saved(one) > most and not (grown and one.rule == FRAGMENTS)]
     return (*first, *causes, *(one for one in cached if one not in first))
+
+
+def _saved(cause: MemoryCause) -> int:
+    """The bytes that a remedy saves, or may save if its effect is unknown."""
+    effect = cause.effect
+    return cause.bytes if isinstance(effect.after, Unavailable) else effect.before - effect.after
 
 
 def _kept_at(found: Diagnosed, edits: Sequence[EditCandidate]) -> Place | None:

@@ -58,13 +58,15 @@ def causes_at(
     its exception holds is a cause. ``otherwise``: one more rule of memory that is not needed, the
     last.
     """
-    tensors = lives.tensors(event)
+    peak = max(lives.ledger.allocated_after())
+    least = LEAST_EFFECT * lives.tensors(event)
     found = list(_unneeded(lives, event, holders, otherwise, failed=failed))
     if not failed:
         live = LiveMemory(lives, event, holders, variable)
-        found += [one for _, one in _larger(live)]
+        # Of memory whose end would come too late, why that is counts, not its size.
+        late = {b.row for one in found if peak - one.without >= least for b in one.group.blocks}
+        found += [one for _, one in _larger(live) if 2 * one.group.outside(late) > one.group.bytes]
     known: set[int] = set()
-    peak = max(lives.ledger.allocated_after())
     # What a remedy saves counts, but not what it saves of others' memory.
     saved = {
         id(one): one.group.bytes if failed else min(one.group.bytes, peak - one.without)
@@ -72,12 +74,10 @@ def causes_at(
     }
     found.sort(key=lambda one: -saved[id(one)])
     for one in found:
-        rows = {block.row for block in one.group.blocks}
-        new = sum(block.bytes for block in one.group.blocks if block.row not in known)
-        if 2 * new <= one.group.bytes:
+        if 2 * one.group.outside(known) <= one.group.bytes:
             continue  # most of it has a better remedy
-        if failed or peak - one.without >= LEAST_EFFECT * tensors:
-            known |= rows
+        if failed or peak - one.without >= least:
+            known |= {block.row for block in one.group.blocks}
             yield one
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from gpuprobe.analysis.peak.needs import Biographies
@@ -82,6 +82,10 @@ class HeldGroup:
     @property
     def bytes(self) -> int:
         return sum(block.bytes for block in self.blocks)
+
+    def outside(self, rows: Collection[int]) -> int:
+        """The bytes of the blocks that are not among some rows."""
+        return sum(block.bytes for block in self.blocks if block.row not in rows)
 
     @property
     def share(self) -> float:

@@ -34,7 +34,7 @@ def visible(text: str) -> str:
 
 
 def code_lines(text: str) -> list[str]:
-    """The lines of code as `visible` text, with their tabs: in a patch these are part of it."""
+    """The lines of code as `visible` text. Their tabs stay: in a patch these are code."""
     return ["\t".join(map(visible, line.split("\t"))) for line in text.splitlines()]
 
 

@@ -114,7 +114,7 @@ MODELS: Final[tuple[tuple[str, str], ...]] = (
         "does not document which kernel it picks",
     ),
     (
-        r"cudnnBackendGetAttribute",
+        r"cudnnBackend(GetAttribute|Execute)",
         "that cuDNN's convolutions need the workspaces of a model of an H200: the peaks of random "
         "ones there were within 1% in 65% and within 5% in 77%",
     ),
@@ -140,7 +140,7 @@ MODELS: Final[tuple[tuple[str, str], ...]] = (
         "that cuSOLVER needs the workspaces of formulas: within 1.5 KiB on an H200",
     ),
     (
-        r"cufftXtMakePlanMany|cufftGetSize",
+        r"cufftXtMakePlanMany|cufftGetSize|cufftXtExec",
         "that cuFFT needs the workspaces of formulas: within 0.2% on an H200",
     ),
     (

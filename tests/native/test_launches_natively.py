@@ -258,7 +258,7 @@ def test_generate_shows_the_launches_of_each_token(tmp_path: Path) -> None:
         shifts = [row for row in found.rows if f":{line(GENERATE, 'shift')} " in str(row.place)]
         assert sum(row.count for row in shifts) == tokens  # one of them in the prefill
         assert sum(row.count for row in shifts if row.decoding) == tokens - 1
-    shown = native_commands.gpuprobe("report", "r.gpuprobe", cwd=tmp_path).stdout
+    shown = native_commands.gpuprobe("report", "-v", "r.gpuprobe", cwd=tmp_path).stdout
     assert "Launches per decoded token in step 1\n" in shown
     assert "mean of 8 tokens" in shown
 

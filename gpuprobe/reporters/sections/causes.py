@@ -33,7 +33,7 @@ def effect_text(effect: Effect) -> str:
     )
     how = {
         Certainty.TRIED: "tried: the changed program ran to its end",
-        Certainty.REPLAYED: f"not tried; the trace was replayed with {effect.assumed}",
+        Certainty.REPLAYED: f"not tried; the trace was replayed {effect.assumed}",
         Certainty.UNTRIED: "not tried",
     }[effect.certainty]
     return f"{text} ({how}{f'; {effect.note}' if effect.note else ''})"
