@@ -7,7 +7,6 @@ change that is tried.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shlex
@@ -20,11 +19,18 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from gpuprobe.analysis.peak.high_water import HighWater, live_at
 from gpuprobe.analysis.peak.needs import Biographies, needs_at
-from gpuprobe.analysis.peak.peaks import PeakSite, device_peaks, high_water_at, overall_peak
+from gpuprobe.analysis.peak.peaks import (
+    PeakSite,
+    device_peaks,
+    high_water_at,
+    nearest_trace,
+    overall_peak,
+)
 from gpuprobe.api.recordings import load
 from gpuprobe.api.remedies import (
     RemedyOptions,
@@ -44,12 +50,18 @@ from gpuprobe.causes.find import (
     searched_at,
 )
 from gpuprobe.causes.groups import LEAST
-from gpuprobe.causes.recorded import cause_of
+from gpuprobe.causes.recorded import (
+    cause_of,
+    certain_causes,
+    kept_causes,
+    recorded_holders,
+    unneeded,
+)
 from gpuprobe.causes.rules.fragments import FRAGMENTS
 from gpuprobe.causes.rules.joins import GROWN
 from gpuprobe.causes.variables import Variables
 from gpuprobe.errors import ProgramFailed, UsageError
-from gpuprobe.model.causes import Certainty, Effect, Explanation, MemoryCause
+from gpuprobe.model.causes import Certainty, Effect, Explanation, MemoryCause, RunEnd
 from gpuprobe.model.io.codec import from_plain
 from gpuprobe.model.io.files import read_regular
 from gpuprobe.model.memory import TraceAction
@@ -73,9 +85,13 @@ _NEVER_SEARCHED: Final = (
     "pinned memory of the host",
 )
 """What no explanation detects."""
+_HOLDERS: Final = (
+    "what holds the memory at the peak is only known as far as it was found at the ends of steps"
+)
 _NO_EDIT: Final = Unavailable("no edit is made for this")
-_COMPLETE: Final = "complete"
-_OUT_OF_MEMORY: Final = "out of memory"
+_OF_THE_FIRST_RUN: Final = 0.5
+"""The share of the time after which the first run is stopped: a second one to the same moment, for
+what holds the memory, has to fit into the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,27 +149,25 @@ class _Explaining:
         self._budget = budget
         self._until = self._began + budget
         self._notes: list[str] = []
+        self._ended = RunEnd.COMPLETE
+        self._detail = ""
 
     def run(self) -> Explanation:
-        ended, recording = self._recorded()
-        if ended.startswith(_OUT_OF_MEMORY):
+        recording = self._recorded()
+        if self._ended is RunEnd.OUT_OF_MEMORY:
             # Only where memory runs out, frames of the exception hold some.
-            explanation = self._explained(recording, ended, failed=True)
+            explanation = self._explained(recording, failed=True)
             if explanation.causes:
                 return explanation
             self._notify("running it again, on a GPU that never runs out of memory")
             again = self._again()
             if again is None:
-                self._notes.append(
-                    "what the program would need: it fails on a GPU without a limit, too, as with "
-                    "a limit that it sets (set_per_process_memory_fraction)"
-                )
                 notes = (*self._notes, *_NEVER_SEARCHED)
                 return replace(explanation, notes=notes, searched=False)
             recording = again
-        return self._explained(recording, ended)
+        return self._explained(recording)
 
-    def _explained(self, recording: Recording, ended: str, *, failed: bool = False) -> Explanation:
+    def _explained(self, recording: Recording, *, failed: bool = False) -> Explanation:
         """``failed``: at the point where the memory ran out."""
         site, mark = _peak_of(recording)
         if failed:
@@ -162,12 +176,21 @@ class _Explaining:
         needs = needs_at(lives, mark.event)
         if isinstance(needs, Unavailable):
             raise UsageError(f"nothing to explain: {needs.reason}")
-        endless = bool(ended != _COMPLETE and not failed)
+        endless = self._ended is RunEnd.OUT_OF_MEMORY and not failed
         holders = self._holders(lives, mark, endless=endless, failed=failed)
         diagnosed = causes_at(
-            lives, mark.event, holders, failed=failed, variable=Variables().assigned
+            lives,
+            mark.event,
+            recorded_holders(mark) if holders is None else holders,
+            failed=failed,
+            variable=Variables().assigned,
+            otherwise=unneeded if holders is None else None,
         )
+        if not failed:
+            diagnosed = certain_causes(site, lives, diagnosed)
         causes = self._causes(list(islice(diagnosed, _MOST_CAUSES)), needs.total, failed=failed)
+        if not failed:
+            causes = (*causes, *kept_causes(site, causes))
         reserved = site.reserved
         index = int(site.device.partition(":")[2] or 0)
         return Explanation(
@@ -175,11 +198,12 @@ class _Explaining:
             gpu=self._subject.gpu,
             device=site.device,
             step=needs.step,
-            phase=site.phase,
+            phase=site.phase if needs.step == site.step_index else mark.phase,
             capacity=parse_spec(self._subject.gpu)[index].total_memory,
             allocated=mark.allocated,
             reserved=reserved if isinstance(reserved, Unavailable) else reserved.at_least,
-            ended=ended,
+            ended=self._ended,
+            detail=self._detail,
             failed=failed,
             needs=needs,
             causes=_ranked(causes, list(self._cached(site, failed=failed))),
@@ -190,32 +214,64 @@ class _Explaining:
 
     # -- the runs
 
-    def _recorded(self) -> tuple[str, Recording]:
-        """How the program ended, and its recording."""
-        self._notify("running the program")
+    def _recorded(self) -> Recording:
+        """The recording of the program until it ends, or is stopped."""
+        seconds = _OF_THE_FIRST_RUN * self._budget
+        self._notify(f"running the program, for at most {seconds:g} s")
         path = self._folder / "first.gpuprobe"
-        done = self._run(path, endless=False)
+        done = self._run(path, endless=False, until=self._began + seconds)
         recording = load(path) if path.exists() else None
+        if done is None:
+            if recording is None or not recording.ranks or not recording.ranks[0].steps:
+                raise UsageError(
+                    f"the program made no step in {seconds:g} s",
+                    hint=f"give it more: --budget {4 * self._budget:g}",
+                )
+            self._ended = RunEnd.STOPPED
+            self._detail = f"after {seconds:g} s, in step {recording.ranks[0].steps[-1].index + 1}"
+            self._notes.append(
+                "what comes later in the program, and changes of it: both take more time (--budget)"
+            )
+            return recording
         end = None if recording is None else recording.ranks[0].end
         error = None if end is None else end.error
         if recording is not None and error is not None and error.out_of_memory:
-            return f"{_OUT_OF_MEMORY}: {error.message}", recording
+            self._ended, self._detail = RunEnd.OUT_OF_MEMORY, error.message
+            return recording
         if done.returncode or recording is None:
             raise _failed(done)
-        return _COMPLETE, recording
+        return recording
 
     def _again(self) -> Recording | None:
-        """A recording of the program on GPUs that never run out of memory; None if it fails so."""
+        """A recording of the program on GPUs that never run out of memory; None, with a note, if it
+        does not end well.
+        """
         path = self._folder / "endless.gpuprobe"
         done = self._run(path, endless=True)
-        return None if done.returncode else load(path)
+        if done is not None and not done.returncode:
+            return load(path)
+        why = "the time was over"
+        if done is not None:
+            why = (
+                "it fails on a GPU without a limit, too, as with a limit that it sets "
+                "(set_per_process_memory_fraction)"
+            )
+        self._notes.append(f"what the program would need: {why}")
+        return None
 
     def _run(
-        self, output: Path, *, endless: bool, **environment: str
-    ) -> subprocess.CompletedProcess[str]:
-        """Record one run of the program."""
+        self,
+        output: Path,
+        *,
+        endless: bool,
+        until: float | None = None,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> subprocess.CompletedProcess[str] | None:
+        """Record one run of the program; None if it did not end ``until`` then: what was recorded
+        can be read.
+        """
         subject = self._subject
-        left = self._until - time.monotonic()
+        left = (until or self._until) - time.monotonic()
         try:
             return subprocess.run(
                 [
@@ -234,15 +290,12 @@ class _Explaining:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise UsageError(
-                f"the program did not end within the {self._budget:g} s of an explanation",
-                hint="let it make fewer steps (an option of the script), or give it more: --budget",
-            ) from None
+            return None
 
     def _holders(
         self, lives: Biographies, mark: HighWater, *, endless: bool, failed: bool
-    ) -> Mapping[int, Holder]:
-        """What holds the memory that is not needed, by row of the ledger."""
+    ) -> Mapping[int, Holder] | None:
+        """What holds the memory that is not needed, by row of the ledger; None if unknown."""
         from gpuprobe.sampler.tracing.inspection import REQUEST
 
         unneeded = [b for b in searched_at(lives, mark.event, failed=failed) if lives.made[b.row]]
@@ -250,10 +303,10 @@ class _Explaining:
         if mark.event < 0 or sum(block.bytes for block in unneeded) < least:
             return {}
         if time.monotonic() > self._until:
-            self._notes.append("what holds the memory was not searched: the time was over")
-            return {}
+            self._notes.append(f"{_HOLDERS}: the time was over")
+            return None
         self._notify("running it to the peak, to find what holds the memory")
-        if not endless and not failed:  # what a trial compares with: it takes as long
+        if self._ended is RunEnd.COMPLETE:  # what a trial compares with: it takes as long
             self._opened_trials().begin(self._until - time.monotonic())
         folder = Path(tempfile.mkdtemp(dir=self._folder))
         request, result = folder / "request.json", folder / "holders.json"
@@ -265,13 +318,13 @@ class _Explaining:
             "result": str(result),
         }
         request.write_text(json.dumps(document), encoding="utf-8")
-        with contextlib.suppress(UsageError):  # reported below: there is no result
-            self._run(folder / "second.gpuprobe", endless=endless, **{REQUEST: str(request)})
+        done = self._run(
+            folder / "second.gpuprobe", endless=endless, environment={REQUEST: str(request)}
+        )
         if not result.exists():
-            self._notes.append(
-                "what holds the memory is unknown: a second run did not reach the same operator"
-            )
-            return {}
+            why = "had no time to reach" if done is None else "did not have"
+            self._notes.append(f"{_HOLDERS}: a second run {why} the same operator")
+            return None
         answer = json.loads(result.read_text(encoding="utf-8"))
         if answer["incomplete"]:
             self._notes.append(f"the search for holders is incomplete: {answer['incomplete']}")
@@ -294,7 +347,7 @@ class _Explaining:
         for one in diagnosed:
             effect = Effect(Certainty.REPLAYED, peak, one.without, one.assumed)
             edits = self._edits(one)
-            for candidate in edits:
+            for candidate in edits if self._ended is RunEnd.COMPLETE else ():
                 if effect.certainty is Certainty.REPLAYED:
                     effect = self._tried(candidate, effect)
             causes.append(cause_of(one, effect, _kept_at(one, edits)))
@@ -309,6 +362,8 @@ class _Explaining:
             return
         most = site.reserved.at_least
         for one in cached_causes(Cache(traces, most, site.amount.at_most)):
+            if self._ended is RunEnd.STOPPED and (one.setting or one.option):
+                continue  # a note explains it: what has to be tried takes as long
             effect: Effect | None = Effect(Certainty.UNTRIED, most, _NO_EDIT, reserved=True)
             if one.setting:
                 effect = self._tried_setting(one.setting, most, failed=failed)
@@ -341,9 +396,8 @@ class _Explaining:
             return None
         self._notify(f"trying {conf}")
         path = self._folder / "setting.gpuprobe"
-        try:
-            done = self._run(path, endless=False, **environment)
-        except UsageError:
+        done = self._run(path, endless=False, environment=environment)
+        if done is None:
             self._notes.append(f"{what} were not tried to the end: the time was over")
             return None
         if done.returncode or not path.exists():
@@ -503,6 +557,9 @@ def _peak_of(recording: Recording) -> tuple[PeakSite, HighWater]:
     if site is None or not site.device:
         raise UsageError("the program allocated no memory on the GPU")
     mark = high_water_at(site)
-    if isinstance(mark, Unavailable):
+    if not isinstance(mark, Unavailable):
+        return site, mark
+    nearest = nearest_trace(site)  # of a run that was stopped, the last step has no trace
+    if nearest is None:
         raise UsageError(f"the peak cannot be explained: {mark.reason}")
-    return site, mark
+    return site, nearest[1]

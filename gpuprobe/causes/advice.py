@@ -63,12 +63,14 @@ class AdviceFacts:
     when: str = "the peak"
     trains: bool = True
     shares: dict[Category, int] = field(init=False, default_factory=dict)
+    needed: bool = field(init=False, default=False)
+    """Whether ``shares`` has only what the program needs then: the rest has causes."""
 
     def __post_init__(self) -> None:
         if isinstance(self.mark, Unavailable):
             return
         if Biographies(self.mark.ledger).traced:
-            # What is not used again needs no smaller work: it has causes.
+            self.needed = True
             self.mark = _chosen(self.mark, needed_at(self.mark.ledger, self.mark.event))
         self.shares = {Category(s.key): s.bytes for s in by_category(self.mark)}
 
@@ -80,11 +82,21 @@ class AdviceFacts:
             return 0
         return amount.at_least
 
+    @property
+    def on_cpu(self) -> bool:
+        """Whether a program that had a simulated GPU did not use it."""
+        return self.site.rank.session.virtual and not self.site.device.startswith("cuda")
+
     def share(self, *categories: Category) -> tuple[int, float]:
-        """The bytes of some categories at the peak, and their share of all that was alive."""
+        """The bytes of some categories at the peak, and their share of all `shares`."""
         count = sum(self.shares.get(category, 0) for category in categories)
         total = sum(self.shares.values())
         return count, count / total if total else 0.0
+
+    def part(self, count: int, share: float) -> str:
+        """``1.2 GiB of the peak (40%)``; and what it is a share of, if that is not all."""
+        of = " of what is needed then" if self.needed else ""
+        return f"{human_bytes(count)} of {self.when} ({share:.0%}{of})"
 
     def line(self, category: Category) -> Share[SourceLine] | None:
         """The line of user code with the most memory of a category at the peak."""
@@ -123,10 +135,6 @@ def _chosen(mark: HighWater, rows: Sequence[int]) -> HighWater:
         column = getattr(mark, name)
         selected[name] = type(column)(column.typecode, [column[i] for i in rows])
     return replace(mark, allocated=sum(selected["size"]), **selected)
-
-
-def _percent(part: float) -> str:
-    return f"{part:.0%}"
 
 
 def _fragmented(evidence: AdviceFacts) -> Iterator[Suggestion]:
@@ -246,7 +254,7 @@ def _activations(evidence: AdviceFacts) -> Iterator[Suggestion]:
     if share < _DOMINATES or not evidence.trains:
         return
     line = evidence.line(Category.ACTIVATION)
-    reason = f"activations are {human_bytes(count)} of {evidence.when} ({_percent(share)})"
+    reason = f"activations are {evidence.part(count, share)}"
     if line is not None:
         reason += f", {human_bytes(line.bytes)} of them allocated at {line.key}"
     if not evidence.has_code_of("torch/utils/checkpoint.py"):
@@ -275,7 +283,7 @@ def _temporaries(evidence: AdviceFacts) -> Iterator[Suggestion]:
         "temporaries",
         f"Work in smaller chunks, or in place, at {line.key}.",
         "",
-        f"temporary tensors are {human_bytes(count)} of {evidence.when} ({_percent(share)}), "
+        f"temporary tensors are {evidence.part(count, share)}, "
         f"{human_bytes(line.bytes)} of them allocated there",
         line.bytes,
     )
@@ -295,14 +303,27 @@ def _optimizer_state(evidence: AdviceFacts) -> Iterator[Suggestion]:
         "optimizer-state",
         text,
         "",
-        f"optimizer state is {human_bytes(count)} of {evidence.when} ({_percent(share)}), "
+        f"optimizer state is {evidence.part(count, share)}, "
         f"{count / parameters:.1f} × the parameters",
         count,
     )
 
 
+def _unused_gpu(evidence: AdviceFacts) -> Iterator[Suggestion]:
+    if evidence.on_cpu:
+        yield Suggestion(
+            "unused-gpu",
+            "Move the model and its data to the GPU, if torch.cuda.is_available().",
+            "",
+            "the program allocated nothing on the simulated GPU",
+            0,
+        )
+
+
 def _untraced(evidence: AdviceFacts) -> Iterator[Suggestion]:
     if evidence.site.rank.session.level != "counters" or evidence.site.step is None:
+        return
+    if evidence.on_cpu:
         return
     step = evidence.site.step
     known = sum(t.known for t in step.tensors if t.device == evidence.site.device)
@@ -316,8 +337,8 @@ def _untraced(evidence: AdviceFacts) -> Iterator[Suggestion]:
         )
     yield Suggestion(
         "trace",
-        "Record again at level 'trace' to see the lines and modules that hold the memory.",
-        "gpuprobe run --level trace …",
+        "Record again with --level trace to see the lines and modules that hold the memory.",
+        "",
         reason,
         max(evidence.peak - known, 0),
     )
@@ -328,5 +349,6 @@ _RULES: tuple[Callable[[AdviceFacts], Iterator[Suggestion]], ...] = (
     _activations,
     _temporaries,
     _optimizer_state,
+    _unused_gpu,
     _untraced,
 )

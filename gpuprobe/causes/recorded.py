@@ -7,7 +7,7 @@ and tries the remedies.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final, NamedTuple
@@ -36,7 +36,7 @@ from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Peak, Unavailable
 
 UNNEEDED = "unneeded"
-"""The rule of memory that is not used again, whose holder is not in the recording."""
+"""The rule of memory that is not used again, and whose holder is unknown."""
 
 CYCLE = "cycle"
 """The rule of objects that only refer to one another."""
@@ -108,7 +108,7 @@ def causes_in(site: PeakSite, mark: HighWater) -> tuple[MemoryCause, ...] | Unav
     event = mark.event
     error = None if site.rank.end is None else site.rank.end.error
     failures = [at for at, action in enumerate(mark.ledger.trace.events.action) if action == _OOM]
-    holders = _holders(mark)
+    holders = recorded_holders(mark)
     if error is not None and error.out_of_memory and failures:
         mark = live_at(mark.ledger, failures[-1])
         event = mark.event
@@ -117,15 +117,21 @@ def causes_in(site: PeakSite, mark: HighWater) -> tuple[MemoryCause, ...] | Unav
             untried = Effect(Certainty.UNTRIED, mark.allocated, _FAILED)
             return tuple(cause_of(one, untried) for one in found)
         lives = _Failed(mark, _begin_of_step_before(site, mark))
-    with_gradients = _with_gradients(site) is not None
-    every = causes_at(lives, event, holders, otherwise=_unneeded)
-    rings = [one.holder for one in _kept(site.rank) if one.holder.cycle]
-    ring = max(rings, key=lambda one: one.bytes, default=None)
-    found = list(islice((_certain(one, lives, with_gradients, ring) for one in every), _MOST))
+    every = certain_causes(site, lives, causes_at(lives, event, holders, otherwise=unneeded))
     return tuple(
         cause_of(one, Effect(Certainty.REPLAYED, mark.allocated, one.without, one.assumed))
-        for one in found
+        for one in islice(every, _MOST)
     )
+
+
+def certain_causes(
+    site: PeakSite, lives: Biographies, found: Iterable[Diagnosed]
+) -> Iterator[Diagnosed]:
+    """The causes, corrected by what the recording has of the whole run."""
+    with_gradients = _with_gradients(site) is not None
+    rings = [one.holder for one in _kept(site.rank) if one.holder.cycle]
+    ring = max(rings, key=lambda one: one.bytes, default=None)
+    return (_certain(one, lives, with_gradients, ring) for one in found)
 
 
 def _begin_of_step_before(site: PeakSite, mark: HighWater) -> int:
@@ -142,7 +148,7 @@ def _begin_of_step_before(site: PeakSite, mark: HighWater) -> int:
     return min(firsts, default=0)
 
 
-def _holders(mark: HighWater) -> dict[int, Holder]:
+def recorded_holders(mark: HighWater) -> dict[int, Holder]:
     """By row of the ledger, what held it when the program, or a step, ended."""
     ledger = mark.ledger
     by_event, by_baseline = {}, {}
@@ -172,7 +178,7 @@ def _certain(
     if found.answer.rule == LATE_GRADIENTS and unnamed:
         # Those that outlive the step may be kept by a graph, and are not just freed late.
         kept = sum(block.bytes for block in group.blocks if lives.survives(block.row))
-        instead = graphs.diagnose(group) or cycles.diagnose(group) or _unneeded(group)
+        instead = graphs.diagnose(group) or cycles.diagnose(group) or unneeded(group)
         if 2 * kept > group.bytes and instead is not None:
             return found._replace(answer=instead)
     evaluated = sum(b.bytes for b in group.blocks if _is_evaluation(b.phase))
@@ -198,7 +204,7 @@ def _certain(
     return found
 
 
-def _unneeded(group: HeldGroup) -> Answer | None:
+def unneeded(group: HeldGroup) -> Answer | None:
     """Memory that is not used again, and whose holder is unknown."""
     main = group.main
     if group.holder is not None or not main.need.needless:
@@ -210,7 +216,7 @@ def _unneeded(group: HeldGroup) -> Answer | None:
     return Answer(
         UNNEEDED,
         f"{human_bytes(group.bytes)} from {main.made_at} are alive and {used}{last}; what holds "
-        "them is not in the recording: gpuprobe explain finds it",
+        "them is unknown",
         f"find what keeps the tensors of {main.made_at} alive, and drop them after their last use",
     )
 
@@ -334,7 +340,7 @@ def growth_cause(
         sentence += "; most of it is optimizer state, which grows with every step"
         kept = None
     elif kept is not None:
-        sentence += f"; {kept.place} holds {kept.contents}"
+        sentence += f"; when last searched, {kept.place} held {kept.contents}"
         remedy, code = _keep_none(kept)
     else:
         where = f" that {grown.line} allocates" if grown.line else ""

@@ -56,11 +56,20 @@ class MemoryCause:
     effect: Effect
 
 
+class RunEnd(str, Enum):
+    """How the recorded run of a program ended."""
+
+    COMPLETE = "complete"
+    OUT_OF_MEMORY = "out of memory"
+    STOPPED = "stopped"  # by gpuprobe, when its time was over
+
+
 @record(frozen=True)
 class Explanation:
-    """What the memory of a program is for. ``capacity``: the GPU's, in bytes; ``ended``: how the
-    program ended; ``failed``: the memory is that at the failure, not at a peak of a complete run;
-    ``notes``: what was not checked, and why; ``searched``: whether everything was that can be.
+    """What the memory of a program is for. ``capacity``: the GPU's, in bytes; ``detail``: the
+    message of its error, or when it was stopped; ``failed``: the memory is that at the failure, not
+    at a peak; ``notes``: what was not checked, and why; ``searched``: whether everything was that
+    can be.
     """
 
     program: str
@@ -71,7 +80,8 @@ class Explanation:
     capacity: int
     allocated: int
     reserved: int | Unavailable
-    ended: str
+    ended: RunEnd
+    detail: str
     failed: bool
     needs: NeedTable
     causes: tuple[MemoryCause, ...]

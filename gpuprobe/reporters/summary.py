@@ -485,6 +485,13 @@ def blind_spots(
             "its lines, modules and categories are unavailable",
         )
         add(spot, site.rank)
+    for rank in recording.ranks:
+        for step, reason in rank.unreadable.items():
+            if site is None or rank is not site.rank or step != site.step_index:
+                add(
+                    BlindSpot(f"the trace of step {step}: {reason}", "another step's is shown"),
+                    rank,
+                )
     return tuple(
         BlindSpotRow(spot.what, spot.consequence, tuple(ranks)) for spot, ranks in found.items()
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -203,7 +204,7 @@ def test_frames_of_a_handled_exception_are_found_where_memory_runs_out(tmp_path:
     assert done.returncode == 1, done.stderr
     assert found["causes"][0]["rule"] == "handled-exception"
     assert "kept by OutOfMemoryError" in found["causes"][0]["holder"]
-    assert found["ended"].startswith("out of memory")
+    assert found["ended"] == "out of memory"
 
 
 LARGE = """\
@@ -217,8 +218,47 @@ print(sum(float(block.sum()) for block in blocks))
 def test_a_program_without_enough_memory_is_explained_on_an_endless_gpu(tmp_path: Path) -> None:
     done, found = explain(tmp_path, LARGE, "--compute", "shapes")
     assert found["allocated"] >= 5 << 32
-    assert found["ended"].startswith("out of memory")
+    assert found["ended"] == "out of memory"
     assert found["causes"] == [], done.stderr
+
+
+ENDLESS = (
+    START
+    + """\
+import time
+kept = []
+for step in range(9):
+    x = torch.randn(2048, 512, device="cuda")
+    loss = net(x).abs().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    kept.append(x.clone())
+time.sleep(600)
+"""
+)
+
+
+def test_a_program_that_does_not_end_is_explained_as_far_as_it_came(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(ENDLESS)
+    done = gpuprobe("explain", "--gpu", "t4", "--json", "--budget", "60", "train.py", cwd=tmp_path)
+    found = json.loads(done.stdout)
+    assert found["ended"] == "stopped"
+    assert re.fullmatch(r"after 30 s, in step \d", found["detail"])
+    first = found["causes"][0]
+    assert first["kept_at"] is None
+    assert "kept" in first["sentence"]
+    assert first["made_at"]["line"] == line_of(ENDLESS, "x.clone()")
+    assert first["effect"]["certainty"] == "replayed"
+    assert any("take more time (--budget)" in note for note in found["notes"])
+
+
+def test_a_program_without_a_step_in_the_time_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import time; time.sleep(600)")
+    done = gpuprobe("explain", "--budget", "6", "train.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "the program made no step in 3 s" in done.stderr
+    assert "--budget 24" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,11 @@ from gpuprobe import report
 from gpuprobe.analysis.compare.diff import diff_recordings
 from gpuprobe.api.recordings import summary
 from gpuprobe.api.views import write_flamegraph
+from gpuprobe.errors import DataError
 from gpuprobe.model.memory import Category
 from gpuprobe.model.plans.estimate import Estimate, EstimateShare
 from gpuprobe.model.run.recording import Recording
+from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Bytes, Unavailable
 from gpuprobe.reporters.html import report as html_compare
 from gpuprobe.reporters.json import diff as diff_json
@@ -101,6 +103,24 @@ def test_a_trace_of_a_part_of_the_step_is_not_the_peak() -> None:
     higher = trace([("/home/u/project/a.py:7", 60, Category.ACTIVATION)], step=0)
     found = recording([step(0, {"forward": 60}), step(1, {"forward": 500})], [higher, half])
     assert report(found)["peak"]["nearest_trace"] == {"step": 0, "below_peak": 440}
+
+
+def test_a_damaged_trace_is_named_and_the_next_one_is_shown() -> None:
+    found = run((60, 70, 100, 102), 0, 1, 2)
+    (rank,) = found.ranks
+    load = rank.load_trace
+    assert load is not None
+
+    def damaged(name: str) -> MemoryTrace:
+        if name.startswith("2/"):
+            raise DataError("rank-00000.trace-000002.cols is damaged")
+        return load(name)
+
+    rank.load_trace = damaged
+    document = report(found)
+    assert document["peak"]["nearest_trace"] == {"step": 1, "below_peak": 32}
+    (spot,) = document["blind_spots"]
+    assert spot["what"] == "the trace of step 2: rank-00000.trace-000002.cols is damaged"
 
 
 def test_the_tables_of_an_estimate_say_when_they_are_not_of_the_peak() -> None:

@@ -124,22 +124,32 @@ def holds_the_peak(site: PeakSite, mark: HighWater) -> bool:
 
 def nearest_trace(site: PeakSite) -> tuple[Step, HighWater] | None:
     """The highest step that has a trace of the site's device, and its high water mark; None if
-    there is none, or it cannot be read. A replacement for a peak without a trace (`high_water_at`).
+    there is none that can be read. A replacement for a peak without a trace (`high_water_at`).
     """
     traced = [step for step in site.rank.traced_steps() if step.traces]
     # The trace of the peak's own step may be partial, and another step's trace higher.
     others = [step for step in traced if step.index != site.step_index]
     own = [step for step in traced if step.index == site.step_index]
-    marks: list[tuple[Step, HighWater]] = []
-    for candidates in (own, others):
-        found = _Peaks.of(StepColumns.of(candidates), "allocated", site.device)
-        if found is not None:
-            step = candidates[found.highest]
-            try:
-                marks += [(step, mark) for mark in _marks(site, step)]
-            except DataError:
-                continue
+    marks = [*_highest_marks(site, own), *_highest_marks(site, others)]
     return max(marks, key=lambda item: item[1].allocated, default=None)
+
+
+_MOST_DAMAGED = 32
+"""Traces that are tried, one after the other, for one that can be read."""
+
+
+def _highest_marks(site: PeakSite, steps: list[Step]) -> list[tuple[Step, HighWater]]:
+    """The high water marks of the highest of some steps whose traces can be read."""
+    for _ in range(_MOST_DAMAGED):
+        found = _Peaks.of(StepColumns.of(steps), "allocated", site.device)
+        if found is None:
+            break
+        step = steps[found.highest]
+        try:
+            return [(step, mark) for mark in _marks(site, step)]
+        except DataError:  # the rank remembers it
+            steps = [one for one in steps if one is not step]
+    return []
 
 
 def _marks(site: PeakSite, step: Step) -> list[HighWater]:

@@ -9,6 +9,7 @@ from itertools import accumulate
 from typing import Annotated, overload
 from weakref import WeakValueDictionary
 
+from gpuprobe.errors import DataError
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.record import record
 from gpuprobe.model.run.columns import StepColumns, columns_of, traced_steps
@@ -198,6 +199,8 @@ class RankRecording:
     """What held memory that later steps did not use, by the name of the trace."""
     truncated: bool = False  # the last line has no end: the writer is writing, or did not finish
     load_trace: Callable[[str], MemoryTrace] | None = None  # one chunk by its name
+    unreadable: dict[int, str] = field(default_factory=dict, compare=False, repr=False)
+    """By step, why a trace that `traces_of` was asked for could not be read."""
     _columns: StepColumns | None = field(default=None, init=False, repr=False, compare=False)
     _in_use: WeakValueDictionary[str, MemoryTrace] = field(
         default_factory=WeakValueDictionary, init=False, repr=False, compare=False
@@ -228,7 +231,11 @@ class RankRecording:
             for name in step.traces:
                 trace = self._in_use.get(name)
                 if trace is None:
-                    trace = self._in_use[name] = self.load_trace(name)
+                    try:
+                        trace = self._in_use[name] = self.load_trace(name)
+                    except DataError as error:
+                        self.unreadable[step.index] = str(error)
+                        raise
                 yield trace
         else:
             yield from (trace for trace in self.load_traces() if trace.step == step.index)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuprobe.model.causes import Explanation
+from gpuprobe.model.causes import Explanation, RunEnd
 from gpuprobe.model.needs import Need
 from gpuprobe.model.text import human_bytes
 from gpuprobe.reporters.sections.causes import cause_parts
@@ -34,7 +34,9 @@ def _verdict(found: Explanation) -> str:
     where = f" in {found.phase}" if found.phase else ""
     step = f", step {found.step}" if found.step is not None else ""
     fits = "fits" if found.allocated <= found.capacity else "does not fit"
-    if found.ended != "complete":
+    if found.ended is RunEnd.STOPPED:
+        fits += f", until it was stopped {found.detail}"
+    if found.ended is RunEnd.OUT_OF_MEMORY:
         fits = "it ran out of memory; without a limit it takes this much"
     when = "at the peak"
     if found.failed:

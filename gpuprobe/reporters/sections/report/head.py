@@ -82,7 +82,8 @@ def _verdict(report: Report) -> str:
     text = STATUS[report.recording.status]
     error = report.recording.error
     if error is not None:
-        text += f" ({error.type})"
+        interrupted = error.type == KeyboardInterrupt.__name__
+        text = "interrupted (Ctrl-C)" if interrupted else f"{text} ({error.type})"
     failures = len(report.out_of_memory) + report.earlier_failures
     if failures:
         text += (
@@ -140,6 +141,8 @@ def _without_cause(report: Report) -> tuple[str, str, str]:
                 "of the run fits is unknown"
             )
         return f"{failure.sentences[0]} {capitalized(_largest(report))}", fix, saves
+    if _on_cpu(report):
+        return "it allocated nothing on the simulated GPU", fix, ""
     if isinstance(report.causes, Unavailable):
         return f"unknown ({report.causes.reason}); {_largest(report)}", fix, saves
     needless = 0
@@ -151,6 +154,11 @@ def _without_cause(report: Report) -> tuple[str, str, str]:
     text = f"{text}; {_largest(report)}"
     smaller = "smaller work, fewer bytes for each value, or recomputation"
     return text, fix or smaller, saves or "not tried"
+
+
+def _on_cpu(report: Report) -> bool:
+    """Whether a program that had a simulated GPU did not use it."""
+    return report.session.virtual and not (report.peak.device or "").startswith("cuda")
 
 
 def _largest(report: Report) -> str:
@@ -172,9 +180,12 @@ _EXPLAINED_ON = "h100-80gb"
 def _more(report: Report) -> str:
     """The command that shows more."""
     argv = report.session.argv
-    if argv and argv[0].endswith(".py"):
+    is_script = argv and argv[0].endswith(".py") and report.session.world_size == 1
+    if is_script and not _on_cpu(report):
         if isinstance(report.causes, Unavailable) and report.session.level != "trace":
-            return shlex.join(["gpuprobe", "run", "--level", "trace", *argv])
+            gpu = recorded_gpu(report) if report.session.virtual else "GPU"
+            options = [] if gpu == "GPU" else ["--gpu", gpu]
+            return shlex.join(["gpuprobe", "run", "--level", "trace", *options, *argv])
         if not isinstance(report.needs, Unavailable):
             found = (
                 "finds what holds it, and tries the fix" if main_cause(report) else "explains it"
