@@ -32,7 +32,7 @@ class Survivor:
 
     ``per_step`` is the bytes left behind per step, over all steps with enough boundaries after
     them, rounded down. Memory that a line allocated once has a second row, which does not leak; its
-    step does not count for the other row.
+    steps do not count for the other row if that has no part of them.
     """
 
     line: SourceLine
@@ -299,14 +299,15 @@ class _Tally:
         once: Sequence[_Survived],
         counted: Sequence[int],
     ) -> Survivor:
-        """The row of ``blocks``, without those that the line allocated ``once`` (in one step)."""
+        """The row of ``blocks``, without those that the line allocated ``once``."""
         left: Counter[int] = Counter()
         for block in blocks:
             left[block.made] += block.size
         made = sorted(left)
         over = len(counted)
-        if once and once[0].made not in left:
-            over = sum(step > once[0].made for step in counted)
+        apart = max((block.made for block in once), default=-1)
+        if made and made[0] > apart >= 0:
+            over = sum(step > apart for step in counted)
         total = left.total()
         return Survivor(
             line=line,
@@ -339,19 +340,28 @@ class _Tally:
         return held(counted[-1]) > held(counted[late - 1])
 
 
+_WARM_UP = 2
+"""A line's first steps in which it may allocate what stays: a library its workspace, DDP the
+buckets that it makes anew after the first backward pass."""
+
+
 def _made_once(blocks: Sequence[_Survived]) -> list[_Survived]:
-    """The blocks that only the first of a line's steps left behind, by size. None if a later step
+    """The blocks that only one of a line's first steps left behind, by size. None if a later step
     left as much, unless later blocks repeat the same sizes: blocks of ever new sizes may leak too.
     """
-    first = min(block.made for block in blocks)
+    warm = min(block.made for block in blocks) + _WARM_UP
     later: Counter[int] = Counter()
     steps: dict[int, set[int]] = defaultdict(set)  # by size
     for block in blocks:
         steps[block.size].add(block.made)
-        if block.made > first:
+        if block.made >= warm:
             later[block.made] += block.size
-    once = [b for b in blocks if b.made == first and len(steps[b.size]) == 1]
     if not later:
         return []
-    is_regular = all(len(made) > 1 for made in steps.values() if max(made) > first)
-    return once if is_regular or sum(b.size for b in once) > max(later.values()) else []
+    once = [b for b in blocks if b.made < warm and len(steps[b.size]) == 1]
+    if all(len(made) > 1 for made in steps.values() if max(made) >= warm):
+        return once
+    left: Counter[int] = Counter()
+    for block in once:
+        left[block.made] += block.size
+    return [block for block in once if left[block.made] > max(later.values())]

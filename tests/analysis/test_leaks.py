@@ -257,3 +257,21 @@ def test_a_step_of_two_optimizers_is_one_step() -> None:
     (leak,) = found.leaking
     assert (leak.steps, leak.per_step) == ((0, 1, 2), 512)
     assert isinstance(leaks_over_steps(program.traces[:6]), Unavailable)
+
+
+def test_what_the_first_two_steps_allocate_once_is_apart() -> None:
+    """As a library's workspace, and the buckets that DDP makes anew in the second step."""
+    script = Script("cpu", step=0)
+    stack = script.stack(LEAK)
+    boundaries = []
+    for step in range(8):
+        sizes = {0: [9000], 1: [7000, 8000]}.get(step, [])
+        for number, size in enumerate([100, *sizes]):
+            script.alloc(size, address=((step + 1) << 24) + (number << 20), stack=stack)
+        boundaries.append(len(script.trace.events))
+    found = leaks(script.trace, boundaries[:-1])
+    assert isinstance(found, Leaks)
+    (leak,) = found.leaking
+    assert (leak.bytes, leak.per_step) == (600, 100)
+    (once,) = [one for one in found.lines if not one.leaking]
+    assert (once.bytes, once.steps) == (24_000, (0, 1))
