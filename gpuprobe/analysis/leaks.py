@@ -342,7 +342,7 @@ class _Tally:
 
 _WARM_UP = 2
 """A line's first steps in which it may allocate what stays: a library its workspace, DDP the
-buckets that it makes anew after the first backward pass."""
+buckets that it replaces after the first backward pass."""
 
 
 def _made_once(blocks: Sequence[_Survived]) -> list[_Survived]:

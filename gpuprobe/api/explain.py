@@ -68,6 +68,7 @@ from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.place import Place
 from gpuprobe.model.run.holders import Holder
 from gpuprobe.model.run.recording import Recording
+from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import LineNumber, Unavailable
 from gpuprobe.remedies.edits import CloneStored, Detach, ToCpu
@@ -81,8 +82,7 @@ _MOST_CAUSES: Final = 5
 _MOST_SOURCE: Final = 1 << 20  # bytes of a file that is edited
 _FAILED: Final = Unavailable("what the program would allocate next was not tried")
 _NEVER_SEARCHED: Final = (
-    "padding: only batches of integers that are copied from the CPU are checked",
-    "pinned memory of the host",
+    "padding: only batches of integers that are copied from the CPU are checked"
 )
 """What no explanation detects."""
 _HOLDERS: Final = (
@@ -162,7 +162,7 @@ class _Explaining:
             self._notify("running it again, on a GPU that never runs out of memory")
             again = self._again()
             if again is None:
-                notes = (*self._notes, *_NEVER_SEARCHED)
+                notes = (self._notes[-1], *explanation.notes)  # why not
                 return replace(explanation, notes=notes, searched=False)
             recording = again
         return self._explained(recording)
@@ -207,7 +207,7 @@ class _Explaining:
             failed=failed,
             needs=needs,
             causes=_ranked(causes, list(self._cached(site, failed=failed))),
-            notes=(*self._notes, *_NEVER_SEARCHED),
+            notes=(*self._notes, _NEVER_SEARCHED, *_pinned(recording)),
             searched=not self._notes,
             seconds=time.monotonic() - self._began,
         )
@@ -230,7 +230,7 @@ class _Explaining:
             self._ended = RunEnd.STOPPED
             self._detail = f"after {seconds:g} s, in step {recording.ranks[0].steps[-1].index + 1}"
             self._notes.append(
-                "what comes later in the program, and changes of it: both take more time (--budget)"
+                "what comes later in the program, and edits: both take more time (--budget)"
             )
             return recording
         end = None if recording is None else recording.ranks[0].end
@@ -520,6 +520,16 @@ def _text(path: str) -> ProgramText | None:
     except OSError:
         return None
     return None if isinstance(found, Refused) else found
+
+
+def _pinned(recording: Recording) -> Iterator[str]:
+    """The program's pinned memory, as far as is known: no rule is about it."""
+    end = recording.ranks[0].end
+    if end is None:
+        yield "pinned memory of the host"
+    elif end.pinned:
+        total = human_bytes(sum(line.bytes for line in end.pinned))
+        yield f"pinned memory of the host: {total}, the most at {end.pinned[0].place}"
 
 
 def _traces(site: PeakSite) -> list[MemoryTrace]:

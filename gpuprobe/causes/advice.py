@@ -34,6 +34,7 @@ RULES = tuple(
         ("smaller-batch", "Activations dominate the peak"),
         ("temporaries", "Temporary tensors take a large part of the peak"),
         ("optimizer-state", "Optimizer state takes a large part of the peak"),
+        ("unused-gpu", "A program leaves its simulated GPU unused"),
         ("trace", "The peak was not traced"),
     )
 )

@@ -260,7 +260,7 @@ def test_a_step_of_two_optimizers_is_one_step() -> None:
 
 
 def test_what_the_first_two_steps_allocate_once_is_apart() -> None:
-    """As a library's workspace, and the buckets that DDP makes anew in the second step."""
+    """As a library's workspace, and the buckets that DDP replaces in the second step."""
     script = Script("cpu", step=0)
     stack = script.stack(LEAK)
     boundaries = []

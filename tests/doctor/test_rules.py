@@ -11,6 +11,7 @@ import pytest
 from gpuprobe.analysis import placement
 from gpuprobe.analysis.baseline import METRICS
 from gpuprobe.analysis.baseline import check as baseline
+from gpuprobe.analysis.evaluation import WITH_GRADIENTS
 from gpuprobe.causes import advice
 from gpuprobe.hazards.rules import RULES as HAZARDS
 from gpuprobe.model.findings import Level
@@ -22,7 +23,7 @@ from gpuprobe.reporters.ci import sarif
 
 
 def test_all_rules_are_registered_and_each_id_is_one_rule() -> None:
-    rooms = (*MACHINE, *RANKS, *HAZARDS, *placement.RULES, *advice.RULES)
+    rooms = (*MACHINE, *RANKS, *HAZARDS, *placement.RULES, *advice.RULES, WITH_GRADIENTS)
     ids = [rule.id for rule in rooms]
     assert len(set(ids)) == len(ids)
     assert set(rooms) <= set(registered())

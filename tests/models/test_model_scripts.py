@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import itertools
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpuprobe.api.models import DTYPES, METHODS, OPTIMIZERS, SHARDINGS
+from gpuprobe.catalogue.gpus import parse_spec
 from gpuprobe.errors import GpuprobeError, MissingExtra, UsageError
 from gpuprobe.model.values import Bytes
 from gpuprobe.planning import alternatives as alternatives_module
@@ -182,7 +184,7 @@ def test_sequences_are_as_long_as_the_model_allows() -> None:
 
 # -- what would make it fit
 
-REQUEST = {"gpu": "rtx-4090", "ranks": 1, "engine": "native", "script": "train.py"}
+REQUEST = {"gpu": "rtx-4090", "ranks": 1, "script": "train.py"}
 
 
 def tried(run: ModelRun, folder: Path, fitting: str = "") -> list[Alternative | Skipped]:
@@ -237,6 +239,27 @@ def test_a_change_that_is_enough_is_not_combined(tmp_path: Path) -> None:
     ]
     first = "batch size 1, with gradient accumulation and activation checkpointing"
     assert first not in names
+
+
+def test_batches_that_need_too_much_by_the_two_before_are_not_tried(tmp_path: Path) -> None:
+    small = find_model("llama-3.2-1b")
+    changes = ModelChanges(ModelRun(small, batch_size=64), tmp_path)(REQUEST)
+    assert isinstance(changes, Generator)
+    (model,) = parse_spec(REQUEST["gpu"])
+    tried_sizes, skipped = [], []
+    change = next(changes)
+    while change.name.startswith("batch size"):
+        result = None
+        size = int(change.name.split()[2].rstrip(","))
+        if isinstance(change, Skipped):
+            skipped.append(size)
+        else:
+            tried_sizes.append(size)
+            needed = model.total_memory * (1 + size) // 6
+            verdict = "fits" if needed < model.total_memory else "does not fit"
+            result = EstimatedChange(change.name, change.how, verdict, Bytes(needed))
+        change = changes.send(result)
+    assert (tried_sizes, skipped) == ([32, 16, 4], [8])
 
 
 def test_inference_has_smaller_weights_and_batches(tmp_path: Path) -> None:

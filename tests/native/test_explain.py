@@ -250,7 +250,7 @@ def test_a_program_that_does_not_end_is_explained_as_far_as_it_came(tmp_path: Pa
     assert "kept" in first["sentence"]
     assert first["made_at"]["line"] == line_of(ENDLESS, "x.clone()")
     assert first["effect"]["certainty"] == "replayed"
-    assert any("take more time (--budget)" in note for note in found["notes"])
+    assert any("both take more time (--budget)" in note for note in found["notes"])
 
 
 def test_a_program_without_a_step_in_the_time_is_one_line(tmp_path: Path) -> None:

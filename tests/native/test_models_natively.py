@@ -72,7 +72,7 @@ def test_a_written_script_has_the_same_peak_by_hand(options: list[str], tmp_path
 
 
 def test_changes_that_make_a_model_fit_are_estimated(tmp_path: Path) -> None:
-    words = ["--model", "pythia-70m", "--method", "lora", "--gpu", "t4", "--batch-size", "64"]
+    words = ["--model", "pythia-70m", "--method", "lora", "--gpu", "t4", "--batch-size", "8"]
     environment = {"TRANSFORMERS_VERBOSITY": "error"}
     done = gpuprobe("estimate", *words, "--json", cwd=tmp_path, **environment)
     assert done.returncode == 1, done.stderr

@@ -200,7 +200,7 @@ class RankRecording:
     truncated: bool = False  # the last line has no end: the writer is writing, or did not finish
     load_trace: Callable[[str], MemoryTrace] | None = None  # one chunk by its name
     unreadable: dict[int, str] = field(default_factory=dict, compare=False, repr=False)
-    """By step, why a trace that `traces_of` was asked for could not be read."""
+    """By step, why `traces_of` could not read a trace."""
     _columns: StepColumns | None = field(default=None, init=False, repr=False, compare=False)
     _in_use: WeakValueDictionary[str, MemoryTrace] = field(
         default_factory=WeakValueDictionary, init=False, repr=False, compare=False

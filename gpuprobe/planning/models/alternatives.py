@@ -26,6 +26,10 @@ class _Change:
         self.fields = fields
 
 
+_TOO_LARGE = 1.1
+"""Times the GPU's memory: a run that needs more does not fit, though its need is interpolated."""
+
+
 class ModelChanges:
     """The changes of a model's run, the easiest to adopt first: a `Provider`. Their scripts are in
     ``folder``, which must exist until the suggestions are made.
@@ -38,16 +42,40 @@ class ModelChanges:
 
     def __call__(self, request: Request) -> Changes:
         """Yield each change alone, then together with the easier ones until the run fits."""
+        yield from self._batches(request)
         for steps in _families(self._run):
             for changes in steps:
-                if (yield from self._change(request, changes)):
+                result = yield from self._change(request, changes)
+                if result is not None and result.fits:
                     break
+
+    def _batches(self, request: Request) -> Changes:
+        """Halve the batch size until the run fits. What takes more than the GPU has by the line
+        through the two sizes before is skipped.
+        """
+        model, *_ = parse_spec(request["gpu"])
+        known: list[tuple[int, int]] = []  # sizes, and the bytes that they need
+        for size in _halves(self._run.batch_size):
+            change = _smaller_batch(self._run, size)
+            if len(known) > 1:
+                (more, high), (less, low) = known[-2:]
+                expected = low - (high - low) * (less - size) // (more - less)
+                if expected > _TOO_LARGE * model.total_memory:
+                    about = human_bytes(expected)
+                    yield Skipped(change.name, f"by the two before, it needs about {about}")
+                    continue
+            result = yield from self._change(request, [change])
+            if result is None or result.failed:
+                continue
+            if result.fits:
+                return
+            known.append((size, result.needed))
 
     def _change(
         self, request: Request, changes: list[_Change]
-    ) -> Generator[Alternative | Skipped, EstimatedChange | None, bool]:
-        """Try changes together; returns whether the run fits with them. A run whose weights,
-        gradients and optimizer state alone exceed the GPU is skipped.
+    ) -> Generator[Alternative | Skipped, EstimatedChange | None, EstimatedChange | None]:
+        """Try changes together; returns the estimate with them. A run whose weights, gradients and
+        optimizer state alone exceed the GPU is skipped.
         """
         name = " and ".join(change.name for change in changes)
         run = self._run
@@ -66,21 +94,19 @@ class ModelChanges:
             reason = reason or f"weights, gradients and optimizer state alone are {size}"
         if reason:
             yield Skipped(name, reason)
-            return False
+            return None
         self._written += 1
         path = self._folder / f"change_{self._written}.py"
         path.write_text(script(run), encoding="utf-8")
         changed = {**request, "script": str(path), "ranks": run.ranks}
-        result = yield Alternative(name, changed, " ".join(change.options for change in changes))
-        return result is not None and result.fits
+        return (yield Alternative(name, changed, " ".join(change.options for change in changes)))
 
 
 def _families(run: ModelRun) -> Iterator[list[list[_Change]]]:
-    """The changes to try. Each family is a change alone, then with more and more others."""
-    easier: list[_Change] = []
-    if run.batch_size > 1:
-        yield [[_smaller_batch(run, size)] for size in _halves(run.batch_size)]
-        easier = [_smaller_batch(run, 1)]
+    """The changes to try after smaller batches. Each family is a change alone, then with more
+    and more others.
+    """
+    easier = [_smaller_batch(run, 1)] if run.batch_size > 1 else []
     if run.inference:
         if run.method != "qlora":
             yield _growing(_QUANTIZED, easier)
