@@ -214,6 +214,9 @@ _WORDS = {
     "padding": ("longest",),
     "old-streams": ("reuse the stream",),
     "private-pools": ("largest first", "shared graph pool"),
+    "evaluation": ("no_grad", "inference_mode"),
+    "growth": ("detach", "numbers", "cpu", "drop"),
+    "unneeded": (),  # it names no holder, so no remedy is right
     "fragments": ("expandable_segments:true", "no max_split_size"),
 }
 """By rule of `gpuprobe.causes`, words of the remedies that are the same as the rule's."""
@@ -256,11 +259,15 @@ def judge(case: Case, answer: Mapping[str, Any]) -> Judgement:
     )
 
 
+_SECONDS = 240
+"""For each explanation: the causes are judged, not the machine's speed."""
+
+
 def explained(case: Case) -> Mapping[str, Any]:
     """The document of ``gpuprobe explain``. Raises RuntimeError where there is none."""
     with tempfile.TemporaryDirectory() as base:
         shutil.copy(case.program, Path(base, "program.py"))
-        options = ("--gpu", GPU, "--compute", "shapes", "--json")
+        options = ("--gpu", GPU, "--compute", "shapes", "--json", "--budget", str(_SECONDS))
         done = warm_python.gpuprobe("explain", *options, "program.py", cwd=Path(base))
     if done.returncode not in (0, 1):
         raise RuntimeError(done.stderr)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from gpuprobe.analysis.growth import growth_of
 from gpuprobe.analysis.peak.high_water import HighWater, live_at
 from gpuprobe.analysis.peak.needs import Biographies, needs_at
 from gpuprobe.analysis.peak.peaks import (
@@ -53,6 +55,7 @@ from gpuprobe.causes.groups import LEAST
 from gpuprobe.causes.recorded import (
     cause_of,
     certain_causes,
+    growth_cause,
     kept_causes,
     recorded_holders,
     unneeded,
@@ -60,7 +63,7 @@ from gpuprobe.causes.recorded import (
 from gpuprobe.causes.rules.fragments import FRAGMENTS
 from gpuprobe.causes.rules.joins import GROWN
 from gpuprobe.causes.variables import Variables
-from gpuprobe.errors import ProgramFailed, UsageError
+from gpuprobe.errors import DataError, ProgramFailed, UsageError
 from gpuprobe.model.causes import Certainty, Effect, Explanation, MemoryCause, RunEnd
 from gpuprobe.model.io.codec import from_plain
 from gpuprobe.model.io.files import read_regular
@@ -85,6 +88,8 @@ _NEVER_SEARCHED: Final = (
     "padding: only batches of integers that are copied from the CPU are checked"
 )
 """What no explanation detects."""
+_LAST_SECONDS: Final = 10.0
+"""For the end of a program that is stopped."""
 _HOLDERS: Final = (
     "what holds the memory at the peak is only known as far as it was found at the ends of steps"
 )
@@ -191,6 +196,7 @@ class _Explaining:
         causes = self._causes(list(islice(diagnosed, _MOST_CAUSES)), needs.total, failed=failed)
         if not failed:
             causes = (*causes, *kept_causes(site, causes))
+            causes = causes or tuple(growth_cause(site, growth_of(site), None))
         reserved = site.reserved
         index = int(site.device.partition(":")[2] or 0)
         return Explanation(
@@ -220,15 +226,20 @@ class _Explaining:
         self._notify(f"running the program, for at most {seconds:g} s")
         path = self._folder / "first.gpuprobe"
         done = self._run(path, endless=False, until=self._began + seconds)
-        recording = load(path) if path.exists() else None
+        try:
+            recording = load(path) if path.exists() else None
+        except DataError:  # nothing was written yet
+            recording = None
         if done is None:
-            if recording is None or not recording.ranks or not recording.ranks[0].steps:
+            if recording is None or not any(rank.steps for rank in recording.ranks):
                 raise UsageError(
                     f"the program made no step in {seconds:g} s",
                     hint=f"give it more: --budget {4 * self._budget:g}",
                 )
             self._ended = RunEnd.STOPPED
-            self._detail = f"after {seconds:g} s, in step {recording.ranks[0].steps[-1].index + 1}"
+            last = recording.ranks[0].steps[-1]
+            step = last.index + (last.ended_by != "end")  # the last one may have no end
+            self._detail = f"after {seconds:g} s, in step {step}"
             self._notes.append(
                 "what comes later in the program, and edits: both take more time (--budget)"
             )
@@ -272,25 +283,30 @@ class _Explaining:
         """
         subject = self._subject
         left = (until or self._until) - time.monotonic()
-        try:
-            return subprocess.run(
-                [
-                    *(sys.executable, "-m", "gpuprobe", "run", "--quiet", "--level", "trace"),
-                    *("--trace-steps", "all", "--gpu", subject.gpu, "--compute", subject.compute),
-                    *(["--endless"] if endless else []),
-                    *("--output", str(output), *subject.words),
-                ],
-                env={**os.environ, **environment},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-                errors="replace",
-                timeout=max(1.0, left),
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return None
+        command = [
+            *(sys.executable, "-m", "gpuprobe", "run", "--quiet", "--level", "trace"),
+            *("--trace-steps", "all", "--gpu", subject.gpu, "--compute", subject.compute),
+            *(["--endless"] if endless else []),
+            *("--output", str(output), *subject.words),
+        ]
+        with subprocess.Popen(
+            command,
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        ) as process:
+            try:
+                _, errors = process.communicate(timeout=max(1.0, left))
+            except subprocess.TimeoutExpired:
+                _stop(process)
+                return None
+            except BaseException:  # Ctrl-C
+                process.kill()
+                raise
+        return subprocess.CompletedProcess(command, process.returncode, "", errors)
 
     def _holders(
         self, lives: Biographies, mark: HighWater, *, endless: bool, failed: bool
@@ -520,6 +536,16 @@ def _text(path: str) -> ProgramText | None:
     except OSError:
         return None
     return None if isinstance(found, Refused) else found
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    """As Ctrl-C does, so that what holds memory is recorded; or at once, if that has no effect."""
+    process.send_signal(signal.SIGINT)
+    try:
+        process.communicate(timeout=_LAST_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
 
 
 def _pinned(recording: Recording) -> Iterator[str]:

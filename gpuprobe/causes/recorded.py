@@ -7,6 +7,7 @@ and tries the remedies.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -269,16 +270,21 @@ def _kept(rank: RankRecording) -> list[_KeptBy]:
     return list(found.values())
 
 
+def _container(holder: Holder) -> str:
+    """The name of what holds it, whichever element it is: ``self.cache[]``."""
+    return re.sub(r"\[[^\]]*\]", "[]", holder.name)
+
+
 def kept_causes(site: PeakSite, known: Sequence[MemoryCause]) -> Iterator[MemoryCause]:
     """The holders that keep more and more, though it may be a small part of the peak: it has no
     end. Those of ``known`` causes are left out.
     """
     traced = [step.index for step in site.rank.traced_steps() if step.traces]
-    names = {cause.holder.name for cause in known if cause.holder is not None}
+    names = {_container(cause.holder) for cause in known if cause.holder is not None}
     peak = 0 if isinstance(site.amount, Unavailable) else site.amount.at_least
     for one in sorted(_kept(site.rank), key=lambda one: -one.holder.bytes):
         holder = one.holder
-        if holder.root not in _NAMED or holder.name in names or holder.kept is Kept.GRAD:
+        if holder.root not in _NAMED or _container(holder) in names or holder.kept is Kept.GRAD:
             continue
         if not one.grows(traced):
             continue
@@ -413,9 +419,10 @@ def _state_growth(site: PeakSite, first: int, last: int) -> int:
 
 def _keep_none(kept: Holder) -> tuple[str, str]:
     """The remedy for a container or variable that grows, in words and as code."""
+    where = kept_in(kept)
     if kept.of_graph:
         return (
-            f"keep no autograd graph in {kept.place}: add numbers (loss.item()), or tensors "
+            f"keep no autograd graph in {where}: add numbers (loss.item()), or tensors "
             "without their graph",
             ".detach()",
         )
@@ -424,7 +431,7 @@ def _keep_none(kept: Holder) -> tuple[str, str]:
         instead = f"keep numbers (loss.item()), or {instead}"
     else:
         instead = f"drop those that are not needed any more, or keep {instead}"
-    return f"keep no tensors in {kept.place}: {instead}", ".detach().cpu()"
+    return f"keep no tensors in {where}: {instead}", ".detach().cpu()"
 
 
 _MORE_THAN_TRAINING = 1.5

@@ -828,6 +828,32 @@ def test_many_cycles(main: dict[str, Any]) -> None:
 
 
 @pytest.mark.usefixtures("uncollected")
+def test_a_cycle_of_an_exception_and_a_frame_that_it_ended(main: dict[str, Any]) -> None:
+    keys = []
+
+    def fails(tensor: Any) -> None:
+        keys.append(key_of(tensor))
+        raise ValueError("too long")
+
+    def tries() -> str:
+        error = None
+        try:
+            fails(new())
+        except ValueError as found:
+            error = found
+        return str(error)
+
+    tries()
+    one = holders_of(keys, frames=())[keys[0]]
+    assert (one.root, one.name) == (HolderRoot.CYCLE, "tensor")
+    assert [each.kind + each.label for each in one.cycle] == [
+        "frame of tries.error",
+        "ValueError.__traceback__",
+    ]
+    assert one.cycle[0].file == __file__
+
+
+@pytest.mark.usefixtures("uncollected")
 def test_a_cycle_through_a_context_of_autograd(main: dict[str, Any]) -> None:
     class Keeps(torch.autograd.Function):
         @staticmethod

@@ -179,7 +179,7 @@ class Names:
         if type(parent) in SUSPENDED:
             frame_name, code_name = SUSPENDED[type(parent)]
             frame, code = getattr(parent, frame_name), getattr(parent, code_name)
-            name = None if frame is None else _variable(frame, child)
+            name = None if frame is None else variable_of(frame, child)
             line = code.co_firstlineno if frame is None else frame.f_lineno
             return Start(
                 HolderRoot.GENERATOR,
@@ -194,7 +194,7 @@ class Names:
             error = next((one for one in path.objects if is_a(one, BaseException)), None)
             return Start(
                 HolderRoot.LOCAL if error is None else HolderRoot.EXCEPTION,
-                _variable(parent, child) or "(a value of an expression)",
+                variable_of(parent, child) or "(a value of an expression)",
                 code.co_name,
                 code.co_filename,
                 parent.f_lineno or code.co_firstlineno,
@@ -273,7 +273,8 @@ def _is_inner(parent: object, child: object) -> bool:
     )
 
 
-def _variable(frame: FrameType, value: object) -> str | None:
+def variable_of(frame: FrameType, value: object) -> str | None:
+    """The name of the variable of a frame that has this value."""
     return next((name for name, one in variables(frame).items() if one is value), None)
 
 

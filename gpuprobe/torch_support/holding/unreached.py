@@ -18,13 +18,20 @@ import tracemalloc
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from types import FrameType, FunctionType, ModuleType
+from types import FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any, Final
 
 import torch
 
 from gpuprobe.model.run.holders import CycleObject, Holder, HolderRoot, Kept
-from gpuprobe.torch_support.holding.names import SUSPENDED, Names, Start, attributes, is_a
+from gpuprobe.torch_support.holding.names import (
+    SUSPENDED,
+    Names,
+    Start,
+    attributes,
+    is_a,
+    variable_of,
+)
 from gpuprobe.torch_support.holding.objects import (
     NODE,
     OUTSIDE,
@@ -74,10 +81,12 @@ class Backwards:
         self._above: dict[int, list[int]] = defaultdict(list)
         self._tops: dict[int, Start] = {}
         self._held: set[int] = set()  # components that something else refers to
+        self._running: set[int] = set()  # frames, which have not ended
 
     def run(self, missing: set[Key]) -> dict[Key, Holder]:
         """The holders of these storages: what the references lead to backwards, with its name."""
         self._missing = missing
+        self._running = _running_frames()
         self._addresses = any(type(key) is tuple for key in missing)
         every = gc.get_objects()
         known = set(map(id, every))
@@ -155,8 +164,10 @@ class Backwards:
                     self._parent(self._graphs.nodes[parent], child, following)
             level_ids = {one for one in level if one not in self._tops}
             for parent in self._referrers(level_ids):
-                if id(parent) not in known or is_a(parent, (ModuleType, FrameType)):
+                if id(parent) not in known or is_a(parent, ModuleType):
                     continue
+                if is_a(parent, FrameType) and id(parent) in self._running:
+                    continue  # a search from its variables has found what they hold
                 for child in dict.fromkeys(map(id, gc.get_referents(parent))):
                     if child in level_ids and not self._is_weak(parent, self._objects[child]):
                         self._parent(parent, child, following)
@@ -377,13 +388,30 @@ class Backwards:
         return result
 
     def _drawn(self, names: Names, cycle: list[int]) -> tuple[CycleObject, ...]:
-        """The objects of a cycle without the dicts of their attributes."""
+        """The objects of a cycle without the dicts of their attributes; of a traceback, only the
+        frame that refers to another object.
+        """
         drawn = []
         objects = [self._objects[one] for one in cycle]
         count = len(objects)
         for at, one in enumerate(objects):
             following = objects[(at + 1) % count]
             if type(one) is dict and at and attributes(objects[at - 1]) is one:
+                continue
+            if is_a(one, TracebackType):
+                continue
+            if is_a(one, FrameType):
+                if not is_a(following, (FrameType, TracebackType)):
+                    code = one.f_code
+                    drawn.append(
+                        CycleObject(
+                            f"frame of {code.co_name}",
+                            f".{variable_of(one, following) or '…'}",
+                            code.co_filename,
+                            one.f_lineno or code.co_firstlineno,
+                            allocated=False,
+                        )
+                    )
                 continue
             label = self._labels.get((id(one), id(following))) or names.label(one, following)
             if label == ".__dict__":
@@ -406,6 +434,17 @@ class Backwards:
                 start = Start(HolderRoot.OUTSIDE, type(first).__name__)
                 return self._holder(names, chain[::-1], source, start)
         return OUTSIDE
+
+
+def _running_frames() -> set[int]:
+    """The frames of all threads. One that has ended exists as long as a traceback refers to it."""
+    found = set()
+    for innermost in sys._current_frames().values():
+        frame: FrameType | None = innermost
+        while frame is not None:
+            found.add(id(frame))
+            frame = frame.f_back
+    return found
 
 
 def _origin(one: Any) -> tuple[str, int, bool]:
