@@ -67,6 +67,7 @@ from gpuprobe.torch_support.holding.objects import (
 from gpuprobe.torch_support.holding.unreached import Backwards
 
 _CHUNK: Final = 20_000
+_INSTANCES: Final = ("self", "cls")
 _FOREIGN: Final = (type(None), threading._DummyThread)
 
 
@@ -278,6 +279,8 @@ class _Search:
         try:
             self._from(self._script())
             if self.targets is None or self.missing:
+                self._from(self._frames(users=True, instances=True))
+            if self.targets is None or self.missing:
                 self._from(self._modules())
             if self.missing:
                 self._from(self._suspended())
@@ -336,7 +339,11 @@ class _Search:
             if module is not main and is_a(module, ModuleType) and is_program_module(module):
                 yield from _names_of(vars(module), name)
 
-    def _frames(self, *, users: bool) -> Iterator[tuple[Start, object]]:
+    def _frames(self, *, users: bool, instances: bool = False) -> Iterator[tuple[Start, object]]:
+        """The variables of the program's functions, or, if not ``users``, the library's.
+        ``instances``: what the program's methods call ``self``. Others are searched before: a name
+        that stays says more, such as ``trainer``.
+        """
         for own, called in self._threads:
             waiting = self._in_engine and called[0].f_code.co_name == "_engine_run_backward"
             for frame in called:
@@ -348,7 +355,8 @@ class _Search:
                 read = variables if own or waiting else variables_elsewhere
                 place = (code.co_name, code.co_filename, frame.f_lineno or code.co_firstlineno)
                 for name, value in read(frame).items():
-                    yield Start(HolderRoot.LOCAL, name, *place), value
+                    if not users or (name in _INSTANCES) is instances:
+                        yield Start(HolderRoot.LOCAL, name, *place), value
 
     def _exceptions(self) -> Iterator[tuple[Start, object]]:
         """Variables of the functions that exceptions ended, which are handled or were the last."""
