@@ -54,8 +54,8 @@ SKIPPED = {
         ("CONTRIBUTING.md", command, "it would start a debugger")
         for command in (
             'export CC="gcc -g" XDG_CACHE_HOME=$(mktemp -d)',
-            'gdb -ex "set breakpoint pending on" -ex "break gpn_cudaMalloc" -ex run --args python '
-            "-m gpuprobe run --gpu t4 examples/train_gpt.py --steps 1",
+            'gdb -ex "set breakpoint pending on" -ex "break gpn_cudaMalloc" -ex run --args '
+            "\\\n    python -m gpuprobe run --gpu t4 examples/train_gpt.py --steps 1",
         )
     ),
     (
