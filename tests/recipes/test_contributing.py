@@ -29,3 +29,9 @@ def test_targets_and_files_exist(page: Path) -> None:
     files = re.findall(r"\b((?:tests|packaging|docs|gpuprobe|examples)/[\w/.-]+\.\w+)", text)
     assert files
     assert not [file for file in files if not (blocks.ROOT / file).exists()]
+
+
+def test_the_page_of_the_runtime_has_each_of_its_files() -> None:
+    folder = blocks.ROOT / "gpuprobe" / "native" / "runtime"
+    named = set(re.findall(r"`(\w+\.[ch])`", (folder / "README.md").read_text("utf-8")))
+    assert named == {file.name for file in folder.glob("*.[ch]")}
