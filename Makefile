@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 STAMP_DEMO := $(VENV)/.stamp-demo
 STAMP_DEV  := $(VENV)/.stamp-dev
 
-.PHONY: help demo test venv lint types contracts unit fix coverage properties test-torch test-python test-gpu bench-gpu test-pycuda mutants docs docs-images clean
+.PHONY: help demo test venv lint types contracts unit fix coverage properties test-torch test-python test-gpu bench-gpu test-pycuda mutants docs docs-images clean sanitize dist
 
 help:
 	@echo "make demo       record an example training run on a simulated GPU and print its report"
@@ -22,6 +22,8 @@ help:
 	@echo "make test-torch TORCH=2.6.0  the tests with another version of torch"
 	@echo "make test-python PY_VERSION=3.13  what depends on Python's version, with another one"
 	@echo "make test-pycuda  pycuda's real code against a fake driver (builds it; two minutes)"
+	@echo "make sanitize   the C runtime under AddressSanitizer and UBSan, by gcc (five minutes)"
+	@echo "make dist       the sdist and the wheel, checked, and the wheel tried without a compiler"
 	@echo "make mutants    how many small faults the tests notice, on a sample (an hour)"
 	@echo "make test-gpu   only the tests that need a CUDA device"
 	@echo "make bench-gpu  measure on the GPU of this machine: truth files, overheads (8 minutes)"
@@ -91,6 +93,18 @@ test-python:
 # Builds pycuda from source, and runs its real code against a fake driver.
 test-pycuda: $(STAMP_DEV)
 	$(PY) tests/support/pycuda_check.py .venv-pycuda
+
+sanitize: $(STAMP_DEV)
+	$(PY) tests/support/sanitized_runtime.py
+
+# In an environment of its own: build and twine are not needed for anything else.
+dist:
+	rm -rf dist
+	$(PYTHON) -m venv .venv-dist
+	.venv-dist/bin/python -m pip install --quiet --disable-pip-version-check build twine
+	.venv-dist/bin/python -m build
+	.venv-dist/bin/python -m twine check --strict dist/*
+	.venv-dist/bin/python packaging/check_wheel.py dist/*.whl
 
 # With a CUDA build of torch in the environment that PYTHON names: PY=python3 make test-gpu
 # Then the same programs on the card and on a simulated one: what differs.

@@ -32,7 +32,10 @@ def files(root: Path = ROOT) -> Iterator[Path]:
     """Where the name may occur."""
     yield root / "pyproject.toml"
     yield from sorted(root.glob("*.md"))
-    yield root / "action.yml"
+    yield from (root / name for name in ("action.yml", "CITATION.cff", "Dockerfile"))
+    yield from sorted((root / ".github").rglob("*.yml"))
+    yield root / "packaging" / "conda" / "recipe.yaml"
+    yield root / "examples" / "does_it_fit.ipynb"
     yield from sorted((root / "docs").rglob("*.md"))
     yield root / "gpuprobe" / "cli" / "parser.py"
     yield root / "gpuprobe" / "native" / "libraries.py"

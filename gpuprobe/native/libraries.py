@@ -37,8 +37,8 @@ _ALWAYS: Final = ("libcuda.so.1", "libnvidia-ml.so.1")
 SUPPORTED_MAJORS: Final = (12, 13)
 
 IN_CONTAINER: Final = (
-    'docker run --rm -it -v "$PWD:/src" -w /src python:3.12 bash -c '
-    "'pip install torch git+https://github.com/gpuprobe/gpuprobe && exec bash'"
+    "docker build -t gpuprobe https://github.com/gpuprobe/gpuprobe.git && "
+    'docker run --rm -it -v "$PWD:/src" gpuprobe estimate --gpu h100-80gb train.py'
 )
 """The command for a system where torch has no build with CUDA, or a simulated GPU cannot run."""
 

@@ -40,6 +40,34 @@ SKIPPED = {
         f'uvx --from "git+https://github.com/{repository.name()}" gpuprobe info',
         "it would download the repository",
     ),
+    *(
+        ("CONTRIBUTING.md", command, "it would run tests, or install what they need")
+        for command in (
+            "make venv && source .venv/bin/activate  # a download of 3 GB; no GPU is needed",
+            "pytest -n 0 tests/doctor/test_rules.py -k suggestion",
+            "GPUPROBE_TEST_SIMULATED=1 pytest -n 0 -m simulated -p no:gpuprobe "
+            "tests/hazards/test_order_guards.py",
+            "make fix lint types contracts",
+        )
+    ),
+    *(
+        ("CONTRIBUTING.md", command, "it would start a debugger")
+        for command in (
+            'export CC="gcc -g" XDG_CACHE_HOME=$(mktemp -d)',
+            'gdb -ex "set breakpoint pending on" -ex "break gpn_cudaMalloc" -ex run --args '
+            "\\\n    python -m gpuprobe run --gpu t4 examples/train_gpt.py --steps 1",
+        )
+    ),
+    (
+        "docs/how-to/install.md",
+        f"docker build --tag gpuprobe https://github.com/{repository.name()}.git",
+        "it would download torch",
+    ),
+    (
+        "docs/how-to/install.md",
+        'docker run --rm -it -v "$PWD:/src" gpuprobe estimate --gpu t4 train.py',
+        "it would download torch",
+    ),
     (
         "docs/how-to/estimate-a-model.md",
         "pip install 'gpuprobe[models]'",

@@ -56,7 +56,7 @@ GB = 1 << 30
 
 @pytest.fixture(scope="session")
 def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The runtime, compiled without a warning."""
+    """The runtime, compiled without a warning, and with the flags that `make sanitize` adds."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("no C compiler")
@@ -66,6 +66,7 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
             *(compiler, "-std=gnu11", "-O1", "-shared", "-fPIC", "-pthread", "-Wall", "-Wextra"),
             *("-Wno-unused-parameter", "-Werror", "-o", str(out), *map(str, SOURCES.glob("*.c"))),
             *(f"-Wl,--version-script={SOURCES / 'runtime.map'}", "-ldl"),
+            *os.environ.get("GPUPROBE_TEST_CFLAGS", "").split(),
         ],
         check=True,
     )

@@ -38,11 +38,11 @@ static int by_address(const void *a, const void *b) { const char *x = ((const ke
 static const char *kernel_name(const void *host) {
   if (!sorted) {
     pthread_rwlock_wrlock(&lock);
-    if (!sorted) { qsort(kernels, n_kernels, sizeof *kernels, by_address); sorted = true; }
+    if (!sorted && n_kernels) { qsort(kernels, n_kernels, sizeof *kernels, by_address); sorted = true; }
     pthread_rwlock_unlock(&lock);
   }
   pthread_rwlock_rdlock(&lock);
-  kernel wanted = {host, NULL}, *found = bsearch(&wanted, kernels, n_kernels, sizeof *kernels, by_address);
+  kernel wanted = {host, NULL}, *found = n_kernels ? bsearch(&wanted, kernels, n_kernels, sizeof *kernels, by_address) : NULL; // neither takes NULL
   const char *name = found ? found->name : NULL;
   pthread_rwlock_unlock(&lock);
   if (name) return name;
