@@ -51,6 +51,7 @@ GROWTH = "growth"
 EVALUATION = "evaluation"
 """The rule of forward passes that train nothing and keep what a backward pass would use."""
 
+_NO_GRAD: Final = "with torch.no_grad():"
 _MOST = 5
 _FAILED = Unavailable("what the program would allocate next is unknown")
 _OOM = TraceAction.OOM.code
@@ -128,11 +129,20 @@ def causes_in(site: PeakSite, mark: HighWater) -> tuple[MemoryCause, ...] | Unav
 def certain_causes(
     site: PeakSite, lives: Biographies, found: Iterable[Diagnosed]
 ) -> Iterator[Diagnosed]:
-    """The causes, corrected by what the recording has of the whole run."""
-    with_gradients = _with_gradients(site) is not None
+    """The causes, corrected by what the recording has of the whole run; forward passes without
+    gradients are one remedy, which is yielded once for a line.
+    """
+    evaluation = _with_gradients(site)
     rings = [one.holder for one in _kept(site.rank) if one.holder.cycle]
     ring = max(rings, key=lambda one: one.bytes, default=None)
-    return (_certain(one, lives, with_gradients, ring) for one in found)
+    lines = set()
+    for one in found:
+        certain = _certain(one, lives, evaluation, ring)
+        if certain.answer.code == _NO_GRAD:
+            if one.group.main.made_at in lines:
+                continue
+            lines.add(one.group.main.made_at)
+        yield certain
 
 
 def _begin_of_step_before(site: PeakSite, mark: HighWater) -> int:
@@ -168,11 +178,11 @@ def recorded_holders(mark: HighWater) -> dict[int, Holder]:
 
 
 def _certain(
-    found: Diagnosed, lives: Biographies, with_gradients: bool, ring: Holder | None
+    found: Diagnosed, lives: Biographies, evaluation: Finding | None, ring: Holder | None
 ) -> Diagnosed:
-    """The cause by all that the recording has. ``with_gradients``: an evaluation was found whose
-    forward passes keep what a backward pass would use; ``ring``: the reference cycle that held the
-    most when a step ended.
+    """The cause by all that the recording has. ``evaluation``: the finding of one whose forward
+    passes keep what a backward pass would use; ``ring``: the reference cycle that held the most
+    when a step ended.
     """
     group = found.group
     unnamed = group.holder is None or group.holder.root not in _NAMED
@@ -184,15 +194,19 @@ def _certain(
             return found._replace(answer=instead)
     evaluated = sum(b.bytes for b in group.blocks if _is_evaluation(b.phase))
     replaced = found.answer.rule in (UNNEEDED, "kept-graph")
-    if replaced and with_gradients and 2 * evaluated > group.bytes:
+    if replaced and evaluation is not None and 2 * evaluated > group.bytes:
+        called = evaluation.location
+        other = called is not None and called != group.main.made_at
+        at = f" (the model is called at {called})" if other else ""
         return found._replace(
             answer=Answer(
                 EVALUATION,
                 f"{human_bytes(group.bytes)} from {group.main.made_at} are kept for a backward "
-                "pass that does not come: an evaluation runs with gradients",
+                f"pass that does not come: an evaluation runs with gradients{at}",
                 "run it without gradients",
-                code="with torch.no_grad():",
-            )
+                code=_NO_GRAD,
+            ),
+            kept_at=called or found.kept_at,
         )
     if found.answer.rule == UNNEEDED and ring is not None:
         # The collector has run since the peak, so that what held these blocks is gone.
@@ -280,12 +294,14 @@ def kept_causes(site: PeakSite, known: Sequence[MemoryCause]) -> Iterator[Memory
     end. Those of ``known`` causes are left out.
     """
     traced = [step.index for step in site.rank.traced_steps() if step.traces]
-    names = {_container(cause.holder) for cause in known if cause.holder is not None}
+    names = tuple(_container(cause.holder) for cause in known if cause.holder is not None)
     peak = 0 if isinstance(site.amount, Unavailable) else site.amount.at_least
     for one in sorted(_kept(site.rank), key=lambda one: -one.holder.bytes):
         holder = one.holder
-        if holder.root not in _NAMED or _container(holder) in names or holder.kept is Kept.GRAD:
+        if holder.root not in _NAMED or holder.kept is Kept.GRAD:
             continue
+        if any(name.startswith(_container(holder)) for name in names):
+            continue  # the same container, or what one of its elements keeps
         if not one.grows(traced):
             continue
         remedy, code = _keep_none(holder)
@@ -462,7 +478,7 @@ def evaluation_cause(site: PeakSite) -> MemoryCause | None:
             "if these forward passes train nothing, run them without gradients: otherwise each "
             "keeps its activations for as long as its result is kept"
         ),
-        code="with torch.no_grad():",
+        code=_NO_GRAD,
         effect=Effect(
             Certainty.UNTRIED,
             site.amount.at_least,
