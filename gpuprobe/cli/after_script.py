@@ -68,6 +68,19 @@ def sort_options(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> S
     return Sorted([*own, *script_words], tuple(moved) if mixed else ())
 
 
+def before_script(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> Sequence[str]:
+    """The arguments up to the script, of a command whose options come before it."""
+    known = parser._option_string_actions  # argparse has no public list
+    at = 0
+    while at < len(arguments):
+        word = arguments[at]
+        action = known.get(word)
+        if word in ("--", "-m") or not word.startswith("-"):
+            break
+        at += 2 if action is not None and action.nargs != 0 else 1
+    return arguments[:at]
+
+
 def misplaced_options(
     parser: argparse.ArgumentParser,
     arguments: Sequence[str],

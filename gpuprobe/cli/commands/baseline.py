@@ -7,14 +7,15 @@ import os
 
 from gpuprobe.cli import exit_codes, stderr
 from gpuprobe.cli.commands import check
+from gpuprobe.cli.options import add_formats, render_written
 from gpuprobe.errors import UsageError
 
 SUPERVISED = True
 
 _USAGE = (
     "gpuprobe baseline update [RECORDING | SCRIPT | -m MODULE] [--baseline FILE] [--gpu GPU] "
-    "[--stop-after N] [--hazards] [--tolerance METRIC=AMOUNT] [--run NAME] [--no-sources] [--] "
-    "[ARGS ...]"
+    "[--stop-after N] [--hazards] [--tolerance METRIC=AMOUNT] [--run NAME] [--no-sources] "
+    "[--json] [--] [ARGS ...]"
 )
 
 _UPDATE = (
@@ -71,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
         help="store digests of the program's files only, not their text: the cause of a change is "
         "then found only in a git repository that has the baseline's commit",
     )
+    add_formats(parser, "WrittenFiles")
     parser.add_argument("--no-notes", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(own_options_first(parser, rest))
     accepted = tolerances(options.tolerance)
@@ -89,14 +91,16 @@ def run(args: argparse.Namespace) -> int:
     found = {name: without_ignored(found[name], plan.root) for name, plan in plans.items()}
     if options.no_sources:
         found = {name: without_texts(baseline) for name, baseline in found.items()}
-    for path in dict.fromkeys(paths.values()):
+    files = list(dict.fromkeys(paths.values()))
+    for path in files:
         write_runs({name: found[name] for name in names if paths[name] == path}, path, accepted)
+    render_written(options, files)
     if options.no_notes:
         return exit_codes.OK
     for name, plan in plans.items():
         of = f"{name}: " if name else ""
         for setting in plan.settings:
             stderr.note(f"{of}{setting.name}: {setting.value} ({setting.source})")
-    for path in dict.fromkeys(paths.values()):
+    for path in files:
         stderr.note(f"baseline written: {os.path.relpath(path)}")
     return exit_codes.OK
