@@ -99,7 +99,7 @@ def _arguments_of(tool: Tool) -> type[BaseModel]:
     return model
 
 
-class _Untitled(GenerateJsonSchema):
+class _Untitled(GenerateJsonSchema):  # type: ignore[misc]
     """Without titles, which repeat the names."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:

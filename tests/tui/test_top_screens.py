@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import time
@@ -267,6 +268,17 @@ async def test_help_notes_doctor_and_the_palette_open_and_close() -> None:
     assert app.return_code == 0
 
 
+@pytest.mark.parametrize("opened", [(), ("question_mark",), ("slash", *"alice")])
+async def test_ctrl_c_quits(opened: tuple[str, ...]) -> None:
+    """Wherever the focus is; Textual's own binding only says how to quit."""
+    app = app_of(*moments("8xh100"))
+    async with app.run_test(size=(100, 30)) as pilot:
+        await settle(pilot, app)
+        await pilot.press(*opened, "ctrl+c")
+        await until(pilot, lambda: not app.is_running)
+    assert app.return_code == 0
+
+
 async def test_enter_on_a_screen_over_the_dashboard_opens_no_process() -> None:
     app = app_of(*moments("8xh100"))
     async with app.run_test(size=(100, 30)) as pilot:
@@ -331,6 +343,7 @@ async def test_what_is_on_the_screen_is_exported(
     assert len(document["devices"]) == 8
     (picture,) = tmp_path.glob("*.svg")
     assert "41003" in picture.read_text()
+    assert re.fullmatch(r"gpuprobe-screen-[0-9]{8}-[0-9]{6}\.svg", picture.name)
 
 
 async def test_read_only_writes_nothing_and_ends_nothing(
