@@ -65,6 +65,9 @@ def _command(name: str) -> str:
         for action in parser._actions
         if action.help != argparse.SUPPRESS and "--help" not in action.option_strings
     ]
+    if name == "baseline":
+        parser = module.update_parser()
+        actions = [a for a in parser._actions if a.help != argparse.SUPPRESS and a.dest != "help"]
     options = [a for a in actions if a.option_strings]
     positionals = [a for a in actions if not a.option_strings]
     usage = parser.usage or " ".join(

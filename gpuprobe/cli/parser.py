@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
-from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -41,7 +40,7 @@ class _Formatter(argparse.HelpFormatter):
         return "\n\n".join(fill(part, width, indent) for part in text.split("\n\n"))
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """An argument parser with gpuprobe's errors: one line, a hint, exit code 2. An option has one
     spelling: an abbreviation might be an option of the script.
     """
@@ -71,7 +70,7 @@ def _overview() -> argparse.ArgumentParser:
     for group, commands in GROUPS.items():
         lines = (f"  {name:<{width}}  {text}\n" for name, text in commands.items())
         listing += f"{group}:\n{''.join(lines)}\n"
-    parser = _Parser(
+    parser = Parser(
         prog="gpuprobe",
         usage="gpuprobe [--version] [--help] COMMAND ...",
         description="Where GPU memory goes, why, and what to do about it.",
@@ -82,25 +81,17 @@ def _overview() -> argparse.ArgumentParser:
     return parser
 
 
-def _mentions(given: Sequence[str], option: str) -> bool:
-    """Whether the text of the script contains that option; true for a module."""
-    for word in given:
-        if word.endswith(".py"):
-            try:
-                return option in Path(word).read_text(encoding="utf-8", errors="replace")
-            except OSError:
-                return False
-    return True  # a module, whose text is not read
-
-
 def own_options_first(parser: argparse.ArgumentParser, given: Sequence[str]) -> list[str]:
     """The arguments with gpuprobe's options before the script; see ``after_script``."""
     found = sort_options(parser, given)
-    ambiguous = [name for name in found.ambiguous if _mentions(given, name)]
-    if ambiguous:
+    if found.scripts:
         stderr.print_line(
-            f"note: read as gpuprobe's: {', '.join(ambiguous)}; put -- before options of the script"
+            f"note: {', '.join(found.scripts)} after the script: the script's own option; "
+            "gpuprobe's goes before the script"
         )
+    if found.ambiguous:
+        names = ", ".join(found.ambiguous)
+        stderr.print_line(f"note: read as gpuprobe's: {names}; put -- before options of the script")
     return found.arguments
 
 
@@ -108,7 +99,7 @@ def command_parser(name: str) -> tuple[ModuleType, argparse.ArgumentParser]:
     """The module of a command, and the parser of its arguments."""
     module = import_module(f"gpuprobe.cli.commands.{name.replace('-', '_')}")
     examples = "\n".join(f"  {line}\n      {text}" for line, text in module.EXAMPLES.items())
-    parser = _Parser(
+    parser = Parser(
         prog=f"gpuprobe {name}",
         description=module.__doc__,
         epilog=_Lines(f"examples:\n{examples}"),
@@ -119,7 +110,7 @@ def command_parser(name: str) -> tuple[ModuleType, argparse.ArgumentParser]:
 
 
 class _Talk:
-    """How errors are told. ``json``: also on stdout, as the document ``gpuprobe.error``."""
+    """How errors are printed. ``json``: also on stdout, as the document ``gpuprobe.error``."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
         words = list(arguments)
@@ -171,7 +162,7 @@ def _dispatched(arguments: Sequence[str], supervise: bool, talk: _Talk) -> int:
     given = list(arguments[1:])
     if getattr(module, "OPTIONS_AFTER_SCRIPT", False):
         given = own_options_first(parser, given)
-    elif parser.get_default("has_script"):
+    if parser.get_default("has_script"):
         talk.json = "--json" in before_script(parser, given)
     args = parser.parse_args(given)
     args.stdout_is_ours = name != "run" or args.json  # otherwise it is the program's

@@ -26,9 +26,7 @@ class ProgramRun(Displayed):
         "absolute paths: that of the program first, then those of jobs that it started; none if "
         "nothing was recorded",
     ]
-    hazards: Annotated[
-        int | None, "races, without those of the baseline; null if they were not looked for"
-    ]
+    hazards: Annotated[int | None, "races, without those of the baseline; null without --hazards"]
     assumed: Annotated[tuple[str, ...], "what the simulated GPU assumed about values"]
     unrecorded: Annotated[dict[str, int], "processes that are not recorded, by reason"]
 

@@ -80,8 +80,10 @@ def test_an_error_is_a_document(name: str, capfd: pytest.CaptureFixture[str]) ->
 def test_every_command_has_the_option_or_a_reason() -> None:
     without = set()
     for name in COMMANDS:
-        _, parser = command_parser(name)
-        if "--json" not in parser._option_string_actions and "--json" not in str(parser.usage):
+        module, parser = command_parser(name)
+        if name == "baseline":
+            parser = module.update_parser()
+        if "--json" not in parser._option_string_actions:
             without.add(name)
     assert without == WITHOUT_JSON
 

@@ -52,12 +52,7 @@ EXAMPLES = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = (
-        "gpuprobe run [--level counters|trace] [--trace-steps STEPS] [--uses] "
-        "[--gpu GPU [--compute auto|real|shapes] [--endless]] [--hazards] "
-        "[--hazards-patch FILE] [-o DIR] [--force] [--quiet] [--json] "
-        "(SCRIPT | -m MODULE | [--] COMMAND) [ARGS ...]"
-    )
+    parser.usage = "gpuprobe run [OPTIONS] (SCRIPT | -m MODULE | [--] COMMAND) [ARGS ...]"
     parser.add_argument(
         "--level",
         choices=("counters", "trace"),

@@ -98,8 +98,8 @@ class Dumps(NamedTuple):
 
 
 def read_dumps(directory: Path) -> Dumps:
-    """Read the dumps in a directory. A rank that ended while it wrote its dump leaves a part of it:
-    such a dump is listed, and the others are read.
+    """Read the dumps in a directory. A rank that ended while it wrote its dump leaves its
+    beginning: that dump is listed, and the others are read.
 
     Raises UsageError if there is no such directory, NotARecording if it has no dump, DataError if
     none can be read.

@@ -103,11 +103,11 @@ def runs(found: Sequence[Run]) -> dict[str, Any]:
 
 
 def _running(run: Run) -> RunningProgram:
-    seen = run.summary
-    if seen is None or isinstance(seen, Unavailable):
-        reason = seen.reason if isinstance(seen, Unavailable) else None
+    summary = run.summary
+    if summary is None or isinstance(summary, Unavailable):
+        reason = summary.reason if isinstance(summary, Unavailable) else None
         return RunningProgram(run.path, run.pids, reason, *[None] * 7)
-    step, session = seen.step, seen.session
+    step, session = summary.step, summary.session
     return RunningProgram(
         run.path,
         run.pids,
@@ -115,7 +115,7 @@ def _running(run: Run) -> RunningProgram:
         tuple(session.argv),
         session.level,
         session.started_at,
-        seen.ranks,
+        summary.ranks,
         None if step is None else step.index,
         None if step is None else step.duration_ns,
         run.peak,
