@@ -90,8 +90,8 @@ def _shown_in_one_line(message: str) -> Exception:
 def run_cell(shell: _Shell, line: str, cell: str) -> Recording | Estimate | Hazards | None:
     """Run a cell with the options of ``line``; with ``--help`` only print them.
 
-    The cell's names stay defined, on a simulated GPU except those whose values hold tensors of it,
-    which end with it. Raises UsageError for an invalid ``line``, and what the cell raises.
+    The cell's names stay defined, except those whose values hold tensors of a simulated GPU, which
+    end with the cell. Raises UsageError for an invalid ``line``, and what the cell raises.
     """
     options = _parser().parse_args(shlex.split(line))
     if options.help:
