@@ -21,6 +21,7 @@ from gpuprobe.reporters.json import (
     hang,
     hazards,
     info,
+    outcomes,
     replay,
     report,
     scale,
@@ -33,8 +34,10 @@ FOLDER: Final = Path(scale.__file__).parent / "schemas"
 
 FILES: Final[dict[str, tuple[Document[Any], ...]]] = {
     "check-2": (check.DOCUMENT,),
+    "cuda-torch-1": (outcomes.CUDA_TORCH,),
     "diff-2": (diff.DOCUMENT,),
     "doctor-2": (doctor.MACHINE, doctor.RANKS),
+    "error-1": (outcomes.ERROR,),
     "estimate-3": (estimate.DOCUMENT,),
     "explain-1": (explain.DOCUMENT,),
     "fit-2": (fit.DOCUMENT,),
@@ -43,9 +46,12 @@ FILES: Final[dict[str, tuple[Document[Any], ...]]] = {
     "info-2": (info.DOCUMENT,),
     "replay-2": (replay.DOCUMENT,),
     "report-2": (report.DOCUMENT,),
+    "run-1": (outcomes.RUN,),
+    "runs-1": (outcomes.RUNS,),
     "scale-1": (scale.DOCUMENT,),
     "serving-1": (serving.DOCUMENT,),
     "serving-fit-1": (serving.FIT,),
+    "written-1": (outcomes.WRITTEN,),
 }
 
 

@@ -65,6 +65,9 @@ def _command(name: str) -> str:
         for action in parser._actions
         if action.help != argparse.SUPPRESS and "--help" not in action.option_strings
     ]
+    if name == "baseline":
+        parser = module.update_parser()
+        actions = [a for a in parser._actions if a.help != argparse.SUPPRESS and a.dest != "help"]
     options = [a for a in actions if a.option_strings]
     positionals = [a for a in actions if not a.option_strings]
     usage = parser.usage or " ".join(
@@ -155,6 +158,31 @@ def error_table() -> str:
         base = kind.__bases__[0].__name__
         rows.append((f"`{name}`", f"`{base}`", _first_paragraph(kind.__doc__)))
     return table(("error", "is a", "meaning"), rows)
+
+
+def json_documents() -> str:
+    """The documents of ``--json``, with the commands that print them and their schemas."""
+    import schemas
+
+    from gpuprobe.cli.commands import COMMANDS
+
+    others = {
+        "cuda-torch": "`cuda-torch`",
+        "error": "all, in place of a result",
+        "hazards": "`run --hazards-json FILE`",
+        "info": "`info`, `top`",
+        "report": "`report`, `view RECORDING`",
+        "runs": "`view`",
+        "serving": "`estimate -- vllm …`",
+        "serving-fit": "`fit -- vllm …`",
+        "written": "`baseline`, `pack`",
+    }
+    rows = []
+    for file, documents in schemas.FILES.items():
+        name = file.rpartition("-")[0]
+        assert name in others or name in COMMANDS, name
+        rows.append((others.get(name, f"`{name}`"), f"`{documents[0].name}`", f"`{file}.json`"))
+    return table(("printed by", "document", "schema"), rows)
 
 
 # -- the Python API
@@ -550,6 +578,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "command-reference": command_reference,
     "exit-codes": exit_code_table,
     "errors": error_table,
+    "json-documents": json_documents,
     "python-api": python_api,
     "trace-columns": trace_columns,
     "gpus": lambda: gpu_tables(table),

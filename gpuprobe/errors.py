@@ -16,7 +16,8 @@
     ├── ProgramFailed               the recorded program ended with an exception      exit 5
     │   ├── ValueNeeded             the program needs a value that is not computed    exit 5
     │   └── NotModelled             a simulated GPU cannot compute an operation       exit 5
-    └── InternalError               gpuprobe contradicts itself: a bug                exit 70
+    ├── InternalError               gpuprobe contradicts itself: a bug                exit 70
+    └── Interrupted                 Ctrl-C has ended the command                      exit 130
 
 The exit codes are mapped in ``gpuprobe.cli.exit_codes``, not here. Every error carries a
 ``hint``: what the reader can do next.
@@ -34,6 +35,7 @@ __all__ = [
     "EnvironmentUnavailable",
     "GpuprobeError",
     "InternalError",
+    "Interrupted",
     "MissingExtra",
     "NotARecording",
     "NotModelled",
@@ -153,3 +155,7 @@ class CostMeasured(BaseException):
 
 class InternalError(GpuprobeError):
     """gpuprobe found its own numbers or state contradictory: a bug to report."""
+
+
+class Interrupted(GpuprobeError):
+    """Ctrl-C (SIGINT) has ended the command. Functions raise KeyboardInterrupt instead."""

@@ -16,12 +16,12 @@ from mcp import types
 from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic.json_schema import GenerateJsonSchema
 
 from gpuprobe._version import __version__
 from gpuprobe.agents.folders import Folders
 from gpuprobe.agents.process import CallLimits, Reply, ToolCalls
 from gpuprobe.agents.tools import TOOLS, Tool, parameters
-from gpuprobe.api.render import schema_of
 from gpuprobe.model.text import cut, visible
 
 _INSTRUCTIONS: Final = (
@@ -99,14 +99,25 @@ def _arguments_of(tool: Tool) -> type[BaseModel]:
     return model
 
 
+class _Untitled(GenerateJsonSchema):  # type: ignore[misc]
+    """Without titles, which repeat the names."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+    def model_schema(self, schema: Any) -> Any:
+        made = super().model_schema(schema)
+        made.pop("title", None)
+        return made
+
+
 def _described(tool: Tool, arguments: type[BaseModel]) -> Any:
-    output = schema_of(tool.result)
     return types.Tool(
         name=tool.name,
         description=tool.text,
-        input_schema=arguments.model_json_schema(),
-        # The protocol's older versions require the type of the root.
-        output_schema=None if output is None else {"type": "object", **output},
+        input_schema=arguments.model_json_schema(schema_generator=_Untitled),
+        # No schema of the output: together they have 130,000 characters, which an agent would read
+        # before each conversation.
         annotations=types.ToolAnnotations(
             title=f"gpuprobe {tool.name}",
             read_only_hint=not tool.runs_script,

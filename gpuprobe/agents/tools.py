@@ -361,12 +361,9 @@ def hazards(
 
 
 class Tool(NamedTuple):
-    """A tool: its function, the type of its result (`gpuprobe.api.render`), and whether it
-    executes a script.
-    """
+    """A tool: its function, and whether it executes a script."""
 
     function: Callable[..., Any]
-    result: str
     runs_script: bool = False
 
     @property
@@ -382,15 +379,15 @@ class Tool(NamedTuple):
 TOOLS: Final = {
     tool.name: tool
     for tool in (
-        Tool(info, "Inventory"),
-        Tool(doctor, "Diagnosis"),
-        Tool(estimate, "Estimate", runs_script=True),
-        Tool(estimate_model, "Estimate"),
-        Tool(fit, "Fit", runs_script=True),
-        Tool(report, "Report"),
-        Tool(diff, "Diff"),
-        Tool(replay, "ReplayResult"),
-        Tool(hazards, "Hazards", runs_script=True),
+        Tool(info),
+        Tool(doctor),
+        Tool(estimate, runs_script=True),
+        Tool(estimate_model),
+        Tool(fit, runs_script=True),
+        Tool(report),
+        Tool(diff),
+        Tool(replay),
+        Tool(hazards, runs_script=True),
     )
 }
 

@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from gpuprobe.errors import EnvironmentUnavailable
-
-
-class CudaTorchStatus(NamedTuple):
-    """Whether simulated GPUs can run here; ``text``: their torch, or why not."""
-
-    ready: bool
-    text: str
+from gpuprobe.model.outcomes import CudaTorchStatus
 
 
 def status() -> CudaTorchStatus:

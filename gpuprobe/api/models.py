@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -74,7 +75,24 @@ def model_script(
             raise EnvironmentUnavailable(
                 f"the script cannot be written: {error.strerror or error}: {output or 'TMPDIR'}"
             ) from error
+        stack.enter_context(_quiet_transformers())
         yield ModelScript(str(path), ModelChanges(run, folder), run.in_words)
+
+
+@contextlib.contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Inside, transformers logs no warnings, unless the user has chosen a level: they are about a
+    configuration that the user did not write. It reads the variable when it is imported.
+    """
+    name = "TRANSFORMERS_VERBOSITY"
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = "error"
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)
 
 
 def _check_pairs(options: Mapping[str, object]) -> None:

@@ -134,25 +134,26 @@ def hang(directory: str | os.PathLike[str]) -> HangReport:
     differ, with the lines that called it; what the first rank sends, and which ranks are the last
     to come. The dumps are read, never executed.
 
-    Raises UsageError if there is no such directory, NotARecording if it has no dumps, DataError for
-    one that cannot be read.
+    Raises UsageError if there is no such directory, NotARecording if it has no dumps, DataError if
+    none can be read.
     """
     from gpuprobe.analysis.communication import transfers
     from gpuprobe.analysis.ranks.hang import arrivals, find_hangs
     from gpuprobe.model.run.jobs import HangReport
     from gpuprobe.recording.many.flight import read_dumps
 
-    called, skipped = read_dumps(Path(directory))
-    groups, hangs = find_hangs(called)
-    ranks = tuple(sorted(called))
+    dumps = read_dumps(Path(directory))
+    groups, hangs = find_hangs(dumps.called)
+    ranks = tuple(sorted(dumps.called))
     return HangReport(
         os.fspath(directory),
         ranks,
         groups,
         hangs,
-        skipped,
-        transfers(called[ranks[0]]),
-        arrivals(called),
+        dumps.skipped,
+        transfers(dumps.called[ranks[0]]),
+        arrivals(dumps.called),
+        dumps.unreadable,
     )
 
 

@@ -64,6 +64,7 @@ _RENDERERS: dict[str, dict[str, str]] = {
         "document": ".json.check:document",
         "html": ".html.report:write_check",
     },
+    "CudaTorchStatus": {"document": ".json.outcomes:cuda_torch"},
     "Diagnosis": {
         "sections": ".sections.doctor:doctor_sections",
         "document": ".json.doctor:document",
@@ -85,6 +86,7 @@ _RENDERERS: dict[str, dict[str, str]] = {
         "sections": ".sections.plans:fit_sections",
         "document": ".json.fit:document",
     },
+    "GpuprobeError": {"document": ".json.outcomes:error"},
     "HangReport": {
         "sections": ".sections.jobs:hang_sections",
         "document": ".json.hang:document",
@@ -97,6 +99,7 @@ _RENDERERS: dict[str, dict[str, str]] = {
         "text": ".text.info:write",
         "document": ".json.info:document",
     },
+    "ProgramRun": {"document": ".json.outcomes:program_run"},
     "RankDiagnosis": {
         "sections": ".sections.doctor:rank_doctor_sections",
         "document": ".json.doctor:ranks_document",
@@ -110,7 +113,7 @@ _RENDERERS: dict[str, dict[str, str]] = {
         "document": ".json.report:to_document",
         "html": ".html.report:write",
     },
-    "RunList": {"text": ".text.runs:write"},
+    "RunList": {"text": ".text.runs:write", "document": ".json.outcomes:runs"},
     "Scaling": {
         "sections": ".sections.jobs:scale_sections",
         "document": ".json.scale:document",
@@ -123,6 +126,7 @@ _RENDERERS: dict[str, dict[str, str]] = {
         "sections": ".sections.plans:serving_fit_sections",
         "document": ".json.serving:fit_document",
     },
+    "WrittenFiles": {"document": ".json.outcomes:written"},
     "list": _FINDINGS,
     "tuple": _FINDINGS,
 }
@@ -136,21 +140,6 @@ def formats_of(result: str) -> dict[str, Format]:
         for name, form in FORMATS.items()
         if form.source in row and (form.offered is None or result in form.offered)
     }
-
-
-def schema_of(result: str) -> dict[str, Any] | None:
-    """The JSON Schema of the document of a type of result, its newest major version; None if none
-    is shipped.
-    """
-    from importlib import resources
-
-    from gpuprobe.reporters.json import schema
-
-    name = _RENDERERS[result]["document"].partition(":")[0].rpartition(".")[2]
-    files = (resources.files("gpuprobe.reporters.json") / "schemas").iterdir()
-    found = [file.name.removesuffix(".json") for file in files]
-    versions = [one for one in found if one.rpartition("-")[0] == name]
-    return schema(max(versions, key=lambda one: int(one.rpartition("-")[2]))) if versions else None
 
 
 def render(result: object, form: str, stream: IO[str], **options: object) -> None:

@@ -168,6 +168,10 @@ class LiveMemory:
     def bytes_of(self, rows: Iterable[int]) -> int:
         return sum(self.size[row] for row in rows)
 
+    def largest(self, rows: Iterable[int]) -> int:
+        """The first of the largest rows."""
+        return max(rows, key=self.size.__getitem__)
+
     @cached_property
     def kinds(self) -> list[tuple[object, int]]:
         """By row, the lines of the program that made it, and the operator."""

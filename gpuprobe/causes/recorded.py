@@ -77,6 +77,35 @@ def cause_of(found: Diagnosed, effect: Effect, kept_at: Place | None = None) -> 
     )
 
 
+def _untried(
+    answer: Answer,
+    size: int,
+    blocks: int,
+    peak: int,
+    why: str,
+    *,
+    made_at: Place | NoPlace = NoPlace.UNKNOWN,
+    holder: Holder | None = None,
+) -> MemoryCause:
+    """A cause that is known without uses. ``why``: why what the run would need is unknown."""
+    return MemoryCause(
+        rule=answer.rule,
+        bytes=size,
+        blocks=blocks,
+        made_at=made_at,
+        last_use=None,
+        holder=holder,
+        kept_at=None,
+        sentence=answer.sentence,
+        remedy=answer.remedy,
+        code=answer.code,
+        effect=Effect(Certainty.UNTRIED, peak, Unavailable(why)),
+    )
+
+
+_BY_STEPS = "it depends on the number of steps"
+
+
 class _Failed(Biographies):
     """The uses in a trace that memory ran out in. What no operator has used since the operator
     ``since``, in a whole step before and in this one until then, counts as never used again.
@@ -304,25 +333,12 @@ def kept_causes(site: PeakSite, known: Sequence[MemoryCause]) -> Iterator[Memory
             continue  # the same container, or what one of its elements keeps
         if not one.grows(traced):
             continue
-        remedy, code = _keep_none(holder)
-        yield MemoryCause(
-            rule=GROWTH,
-            bytes=holder.bytes,
-            blocks=holder.tensors,
-            made_at=NoPlace.UNKNOWN,
-            last_use=None,
-            holder=holder,
-            kept_at=None,
-            sentence=(
-                f"{kept_in(holder)} grows with the steps, and nothing uses what it keeps: "
-                f"{holder.contents} of the traced steps"
-            ),
-            remedy=remedy,
-            code=code,
-            effect=Effect(
-                Certainty.UNTRIED, peak, Unavailable("it depends on the number of steps")
-            ),
+        sentence = (
+            f"{kept_in(holder)} grows with the steps, and nothing uses what it keeps: "
+            f"{holder.contents} of the traced steps"
         )
+        answer = Answer(GROWTH, sentence, *_keep_none(holder))
+        yield _untried(answer, holder.bytes, holder.tensors, peak, _BY_STEPS, holder=holder)
 
 
 def waits_for_collector(rank: RankRecording) -> int:
@@ -372,18 +388,14 @@ def growth_cause(
         )
     amount = site.amount
     peak = 0 if isinstance(amount, Unavailable) else amount.at_least
-    yield MemoryCause(
-        rule=GROWTH,
-        bytes=grown.bytes,
-        blocks=grown.blocks,
+    yield _untried(
+        Answer(GROWTH, sentence, remedy, code),
+        grown.bytes,
+        grown.blocks,
+        peak,
+        _BY_STEPS,
         made_at=grown.line or NoPlace.UNKNOWN,
-        last_use=None,
         holder=kept,
-        kept_at=None,
-        sentence=sentence,
-        remedy=remedy,
-        code=code,
-        effect=Effect(Certainty.UNTRIED, peak, Unavailable("it depends on the number of steps")),
     )
 
 
@@ -465,26 +477,15 @@ def evaluation_cause(site: PeakSite) -> MemoryCause | None:
     if found is None or 2 * found[0] < site.amount.at_least:
         return None
     grown, sentence = found
-    return MemoryCause(
-        rule=EVALUATION,
-        bytes=grown,
-        blocks=0,
-        made_at=NoPlace.UNKNOWN,
-        last_use=None,
-        holder=None,
-        kept_at=None,
-        sentence=sentence,
-        remedy=(
-            "if these forward passes train nothing, run them without gradients: otherwise each "
-            "keeps its activations for as long as its result is kept"
-        ),
-        code=_NO_GRAD,
-        effect=Effect(
-            Certainty.UNTRIED,
-            site.amount.at_least,
-            Unavailable("what the run needs then is unknown from its recording"),
-        ),
+    answer = Answer(
+        EVALUATION,
+        sentence,
+        "if these forward passes train nothing, run them without gradients: otherwise each keeps "
+        "its activations for as long as its result is kept",
+        _NO_GRAD,
     )
+    why = "what the run needs then is unknown from its recording"
+    return _untried(answer, grown, 0, site.amount.at_least, why)
 
 
 def _evaluated(site: PeakSite) -> tuple[int, str] | None:
@@ -557,18 +558,11 @@ def gradients_cause(site: PeakSite, mark: HighWater) -> MemoryCause | None:
         return None
     if held.bytes < _GRADIENTS * mark.allocated:
         return None
-    return MemoryCause(
-        rule=LATE_GRADIENTS,
-        bytes=held.bytes,
-        blocks=held.blocks,
-        made_at=NoPlace.UNKNOWN,
-        last_use=None,
-        holder=None,
-        kept_at=None,
-        sentence=f"{human_bytes(held.bytes)} of gradients are alive in the forward pass",
-        remedy="free them before it, unless they are accumulated over several backward passes",
-        code="optimizer.zero_grad(set_to_none=True)",
-        effect=Effect(
-            Certainty.UNTRIED, mark.allocated, Unavailable("the uses of memory were not traced")
-        ),
+    answer = Answer(
+        LATE_GRADIENTS,
+        f"{human_bytes(held.bytes)} of gradients are alive in the forward pass",
+        "free them before it, unless they are accumulated over several backward passes",
+        "optimizer.zero_grad(set_to_none=True)",
     )
+    why = "the uses of memory were not traced"
+    return _untried(answer, held.bytes, held.blocks, mark.allocated, why)

@@ -1,8 +1,8 @@
 """gpuprobe's options after the script: ``gpuprobe estimate train.py --gpu h100-80gb``.
 
-Options that gpuprobe knows are gpuprobe's, before and after the script, up to ``--``; all other
-words after the script are the script's. `gpuprobe run` does not do this: as with ``python``,
-everything after the script belongs to the script.
+An option after the script that the script has, too, is the script's, and so are all words that
+gpuprobe does not know. Other options that gpuprobe knows are gpuprobe's, up to ``--``. `gpuprobe
+run` does not do this: as with ``python``, everything after the script belongs to the script.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import Final, NamedTuple
 
 PROJECTS_OWN = ""
 """The script if none is given: the project's own command. Only for parsers with the default
@@ -18,54 +19,119 @@ PROJECTS_OWN = ""
 
 
 class Sorted(NamedTuple):
-    """The ``arguments`` with gpuprobe's options first. ``ambiguous``: options that were between
-    options of the script, and may be the script's.
+    """The ``arguments`` with gpuprobe's options first. ``scripts``: options of both, which were
+    left to the script. ``ambiguous``: options that were moved from between options of a module,
+    whose text is not read, and that may be the module's.
     """
 
     arguments: list[str]
+    scripts: tuple[str, ...]
     ambiguous: tuple[str, ...]
 
 
 def sort_options(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> Sorted:
-    """Move the long options that ``parser`` knows from after the script to before it."""
+    """Move the long options that ``parser`` knows, and the script does not have, from after the
+    script to before it.
+    """
     known = parser._option_string_actions  # argparse has no public list
     scripts_own = parser.get_default("scripts_own") or ()
     own: list[str] = []
     script_words: list[str] = []
     moved: list[str] = []
-    at, script = 0, False
+    scripts: list[str] = []
+    at, text = 0, _Text("")
     while at < len(arguments):
         word = arguments[at]
         at += 1
         if word == "--":
-            if not script and parser.get_default("projects_own"):
+            if not script_words and parser.get_default("projects_own"):
                 script_words.append(PROJECTS_OWN)
             script_words += arguments[at:]
-            return Sorted([*own, *script_words], ())  # separated by the user
+            return Sorted([*own, *script_words], tuple(scripts), ())  # separated by the user
         name = word.partition("=")[0]
         action = known.get(name) if word.startswith("-") else None
-        if script and name in scripts_own:
+        if script_words and name in scripts_own:
             action = None
-        if not script and (word == "-m" or not word.startswith("-")):
-            script = True
+        if not script_words and (word == "-m" or not word.startswith("-")):
             script_words.append(word)
+            text = _Text(word)
             if word == "-m":
                 script_words += arguments[at : at + 1]
                 at += 1
-        elif action is not None and (name.startswith("--") or not script):
-            if script:
+        elif action is not None and (name.startswith("--") or not script_words):
+            if script_words and text.has(name):
+                scripts.append(name)
+                script_words.append(word)
+                continue
+            if script_words:
                 moved.append(name)
             own.append(word)
             if action.nargs != 0 and "=" not in word:
                 own += arguments[at : at + 1]
                 at += 1
-        elif script:
+        elif script_words:
             script_words.append(word)
         else:
             own.append(word)  # unknown, before the script: an error of argparse
     options = script_words[2 if script_words[:1] == ["-m"] else 1 :]
-    mixed = any(word.startswith("-") for word in options)
-    return Sorted([*own, *script_words], tuple(moved) if mixed else ())
+    mixed = script_words[:1] == ["-m"] and any(word.startswith("-") for word in options)
+    return Sorted([*own, *script_words], tuple(scripts), tuple(moved) if mixed else ())
+
+
+_FROM_NAMES: Final = re.compile(
+    r"\b(click|fire|HfArgumentParser|jsonargparse|simple_parsing|tyro|typer)\b"
+)
+"""Libraries that make options from the names of fields or parameters."""
+
+_IMPORT: Final = re.compile(r"^\s*(?:from|import)\s+(\w[\w.]*)", re.MULTILINE)
+
+
+class _Text:
+    """The text of a script, and of the modules in its folder that it imports: the options may be
+    declared there. It is read when it is needed, and empty for what is no Python file.
+    """
+
+    def __init__(self, script: str) -> None:
+        self._script = script
+        self._text: str | None = None
+
+    def has(self, option: str) -> bool:
+        """Whether the script probably has this option."""
+        if self._text is None:
+            self._text = self._read()
+        if re.search(rf"{re.escape(option)}(?![\w-])", self._text):
+            return True
+        name = re.escape(option[2:]).replace(r"\-", "[-_]")
+        from_names = _FROM_NAMES.search(self._text) is not None
+        return from_names and re.search(rf"\b{name}\b\s*[:=]", self._text) is not None
+
+    def _read(self) -> str:
+        path = Path(self._script)
+        if path.suffix != ".py":
+            return ""
+        own = _content(path)
+        imported = [path.parent / f"{name.replace('.', '/')}.py" for name in _IMPORT.findall(own)]
+        return "\n".join([own, *map(_content, dict.fromkeys(imported))])
+
+
+def _content(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    except OSError:
+        return ""
+
+
+def before_script(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> Sequence[str]:
+    """The arguments up to the script, of a command whose options come before it."""
+    known = parser._option_string_actions  # argparse has no public list
+    at = 0
+    while at < len(arguments):
+        word = arguments[at]
+        action = known.get(word)
+        if word in ("--", "-m") or not word.startswith("-"):
+            break
+        at += 2 if action is not None and action.nargs != 0 else 1
+    return arguments[:at]
 
 
 def misplaced_options(

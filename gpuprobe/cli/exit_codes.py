@@ -19,6 +19,7 @@ _BY_ERROR: tuple[tuple[type[errors.GpuprobeError], int], ...] = (
     (errors.DataError, BAD_DATA),
     (errors.ProgramFailed, PROGRAM_FAILED),
     (errors.InternalError, INTERNAL),
+    (errors.Interrupted, INTERRUPTED),
 )
 
 

@@ -7,12 +7,14 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from gpuprobe.api.render import FORMATS, formats_of
 from gpuprobe.cli import output, stderr
 from gpuprobe.errors import ProgramFailed, UsageError
 from gpuprobe.model.io.descriptors import KeptDescriptor, LostDescriptor
+from gpuprobe.model.outcomes import WrittenFiles
 
 
 class Target(NamedTuple):
@@ -87,6 +89,14 @@ def add_formats(parser: argparse.ArgumentParser, result: str, **texts: str) -> N
 def format_of(args: argparse.Namespace) -> str:
     """The output format that the options of `add_formats` select, ``"text"`` without one."""
     return next((name for name in FORMATS if getattr(args, name, False)), "text")
+
+
+def render_written(args: argparse.Namespace, files: Sequence[Path]) -> None:
+    """With ``--json``, print the files that a command has written as a document."""
+    if args.json:
+        from gpuprobe.api.render import render
+
+        render(WrittenFiles(tuple(str(file.absolute()) for file in files)), "json", sys.stdout)
 
 
 def add_demo(parser: argparse.ArgumentParser, more: str = "") -> None:
@@ -224,6 +234,7 @@ def add_program(
         parser.add_argument(
             "-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module"
         )
+    parser.set_defaults(has_script=True)
     parser.add_argument(name, nargs="?", metavar=name.upper())
     parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS")
 

@@ -5,17 +5,22 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
-from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
 from gpuprobe.cli import exit_codes, output, stderr
-from gpuprobe.cli.after_script import sort_options
+from gpuprobe.cli.after_script import before_script, sort_options
 from gpuprobe.cli.commands import COMMANDS, GROUPS
-from gpuprobe.errors import GpuprobeError
+from gpuprobe.errors import (
+    EnvironmentUnavailable,
+    GpuprobeError,
+    InternalError,
+    Interrupted,
+    UsageError,
+)
 from gpuprobe.model.text import cut
 
 
@@ -35,7 +40,7 @@ class _Formatter(argparse.HelpFormatter):
         return "\n\n".join(fill(part, width, indent) for part in text.split("\n\n"))
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """An argument parser with gpuprobe's errors: one line, a hint, exit code 2. An option has one
     spelling: an abbreviation might be an option of the script.
     """
@@ -47,8 +52,7 @@ class _Parser(argparse.ArgumentParser):
         hint = f"{self.prog} --help"
         if "unrecognized arguments" in message and any(a.dest == "script" for a in self._actions):
             hint = f"options of the script belong after it; {hint}"
-        stderr.error(message, hint=self._near(message) or hint)
-        raise SystemExit(exit_codes.USAGE)
+        raise UsageError(message, hint=self._near(message) or hint)
 
     def _near(self, message: str) -> str:
         """A hint with the known option most similar to the first unknown one."""
@@ -66,7 +70,7 @@ def _overview() -> argparse.ArgumentParser:
     for group, commands in GROUPS.items():
         lines = (f"  {name:<{width}}  {text}\n" for name, text in commands.items())
         listing += f"{group}:\n{''.join(lines)}\n"
-    parser = _Parser(
+    parser = Parser(
         prog="gpuprobe",
         usage="gpuprobe [--version] [--help] COMMAND ...",
         description="Where GPU memory goes, why, and what to do about it.",
@@ -77,25 +81,17 @@ def _overview() -> argparse.ArgumentParser:
     return parser
 
 
-def _mentions(given: Sequence[str], option: str) -> bool:
-    """Whether the text of the script contains that option; true for a module."""
-    for word in given:
-        if word.endswith(".py"):
-            try:
-                return option in Path(word).read_text(encoding="utf-8", errors="replace")
-            except OSError:
-                return False
-    return True  # a module, whose text is not read
-
-
 def own_options_first(parser: argparse.ArgumentParser, given: Sequence[str]) -> list[str]:
     """The arguments with gpuprobe's options before the script; see ``after_script``."""
     found = sort_options(parser, given)
-    ambiguous = [name for name in found.ambiguous if _mentions(given, name)]
-    if ambiguous:
+    if found.scripts:
         stderr.print_line(
-            f"note: read as gpuprobe's: {', '.join(ambiguous)}; put -- before options of the script"
+            f"note: {', '.join(found.scripts)} after the script: the script's own option; "
+            "gpuprobe's goes before the script"
         )
+    if found.ambiguous:
+        names = ", ".join(found.ambiguous)
+        stderr.print_line(f"note: read as gpuprobe's: {names}; put -- before options of the script")
     return found.arguments
 
 
@@ -103,7 +99,7 @@ def command_parser(name: str) -> tuple[ModuleType, argparse.ArgumentParser]:
     """The module of a command, and the parser of its arguments."""
     module = import_module(f"gpuprobe.cli.commands.{name.replace('-', '_')}")
     examples = "\n".join(f"  {line}\n      {text}" for line, text in module.EXAMPLES.items())
-    parser = _Parser(
+    parser = Parser(
         prog=f"gpuprobe {name}",
         description=module.__doc__,
         epilog=_Lines(f"examples:\n{examples}"),
@@ -113,10 +109,37 @@ def command_parser(name: str) -> tuple[ModuleType, argparse.ArgumentParser]:
     return module, parser
 
 
+class _Talk:
+    """How errors are printed. ``json``: also on stdout, as the document ``gpuprobe.error``."""
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        words = list(arguments)
+        self.json = "--json" in words[: words.index("--") if "--" in words else None]
+
+    def failed(self, error: GpuprobeError) -> int:
+        """Print an error; returns its exit code."""
+        stderr.error(str(error), error.hint)
+        if self.json and sys.stdout is not None:
+            from gpuprobe.api.render import render
+
+            try:
+                render(error, "json", sys.stdout)
+                sys.stdout.flush()
+            except (OSError, ValueError):  # its reader has gone, or the program has closed it
+                output.give_up()
+        return exit_codes.of(error)
+
+
 def dispatch(arguments: Sequence[str], *, supervise: bool = False) -> int:
     """Run the command that ``arguments`` name, and return the exit code. ``supervise``: a command
     whose exit code is its result runs the user's program in a child process.
     """
+    talk = _Talk(arguments)
+    with stderr.kept():
+        return _ended(lambda: _dispatched(arguments, supervise, talk), talk)
+
+
+def _dispatched(arguments: Sequence[str], supervise: bool, talk: _Talk) -> int:
     if not arguments or arguments[0].startswith("-"):
         overview = _overview()
         overview.parse_args(list(arguments))
@@ -125,7 +148,7 @@ def dispatch(arguments: Sequence[str], *, supervise: bool = False) -> int:
     name = arguments[0]
     if name == "help":
         if arguments[1:]:
-            return dispatch([arguments[1], "--help"])
+            return _dispatched([arguments[1], "--help"], False, talk)
         _overview().print_help()
         return exit_codes.OK
     if name not in COMMANDS:
@@ -133,26 +156,31 @@ def dispatch(arguments: Sequence[str], *, supervise: bool = False) -> int:
 
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean '{near[0]}'?" if near else "gpuprobe --help lists the commands"
-        stderr.error(f"no such command: {name}", hint)
-        return exit_codes.USAGE
+        raise UsageError(f"no such command: {name}", hint=hint)
 
     module, parser = command_parser(name)
     given = list(arguments[1:])
     if getattr(module, "OPTIONS_AFTER_SCRIPT", False):
         given = own_options_first(parser, given)
-    try:
-        args = parser.parse_args(given)
-    except GpuprobeError as error:  # ``--gpu list`` reads the users' own catalogues
-        return _refused(error)
-    args.stdout_is_ours = name != "run"  # there it is the program's
+    if parser.get_default("has_script"):
+        talk.json = "--json" in before_script(parser, given)
+    args = parser.parse_args(given)
+    args.stdout_is_ours = name != "run" or args.json  # otherwise it is the program's
     if args.stdout_is_ours:
         output.open_where_closed()
-    with stderr.kept(), _imports_shown(name):
+    with _imports_shown(name):
         if supervise and getattr(module, "SUPERVISED", False) and hasattr(os, "fork"):
             from gpuprobe.cli.supervise import supervised
 
-            return supervised(lambda: _exit_code(module, args))
-        return _exit_code(module, args)
+            return supervised(lambda: _ended(lambda: _result(module, args), talk))
+        return _result(module, args)
+
+
+def _result(module: ModuleType, args: argparse.Namespace) -> int:
+    code: int = module.run(args)
+    if args.stdout_is_ours:
+        sys.stdout.flush()
+    return code
 
 
 def _imports_shown(name: str) -> AbstractContextManager[None]:
@@ -166,45 +194,35 @@ def _imports_shown(name: str) -> AbstractContextManager[None]:
     return importing("torch")
 
 
-def _refused(error: GpuprobeError) -> int:
-    stderr.error(str(error), error.hint)
-    return exit_codes.of(error)
-
-
 _ISSUES = "https://github.com/gpuprobe/gpuprobe/issues"
 
 
-def _unexpected(error: Exception) -> int:
-    """Report a bug of gpuprobe in one line; with GPUPROBE_DEBUG=1 also the traceback."""
+def _unexpected(error: Exception) -> GpuprobeError:
+    """The error for a bug of gpuprobe; with GPUPROBE_DEBUG=1 its traceback is printed too."""
     import traceback
 
     if os.environ.get("GPUPROBE_DEBUG", "") not in ("", "0"):
         stderr.write("".join(traceback.format_exception(error)))
     if isinstance(error, MemoryError):
-        stderr.error("not enough memory on this machine")
-        return exit_codes.ENVIRONMENT
+        return EnvironmentUnavailable("not enough memory on this machine")
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     what = cut(" ".join(f"{type(error).__name__}: {error}".split()), 300)
-    stderr.error(
+    return InternalError(
         f"internal error: {what}{place}",
-        hint=f"please report this at {_ISSUES} with this line, the "
-        "command and what "
+        hint=f"please report this at {_ISSUES} with this line, the command and what "
         "GPUPROBE_DEBUG=1 prints",
     )
-    return exit_codes.INTERNAL
 
 
-def _exit_code(module: ModuleType, args: argparse.Namespace) -> int:
-    """Run the command; exceptions become exit codes."""
+def _ended(command: Callable[[], int], talk: _Talk) -> int:
+    """Run a command; exceptions become exit codes."""
     try:
-        code: int = module.run(args)
-        if args.stdout_is_ours:
-            sys.stdout.flush()
+        return command()
     except GpuprobeError as error:
-        return _refused(error)
+        return talk.failed(error)
     except KeyboardInterrupt:
-        return exit_codes.INTERRUPTED
+        return talk.failed(Interrupted("interrupted"))
     except BrokenPipeError:
         output.give_up()  # the reader closed the pipe (``| head``)
         return exit_codes.OK
@@ -213,5 +231,4 @@ def _exit_code(module: ModuleType, args: argparse.Namespace) -> int:
             stderr.error(f"cannot write the output: {error.strerror}")
             output.give_up()
             return exit_codes.USAGE
-        return _unexpected(error)
-    return code
+        return talk.failed(_unexpected(error))

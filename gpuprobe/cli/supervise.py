@@ -18,8 +18,9 @@ import tempfile
 from collections.abc import Callable, Iterable
 from types import FrameType
 
-from gpuprobe.cli import exit_codes, status_line, stderr
+from gpuprobe.cli import status_line
 from gpuprobe.code_origin import PACKAGE
+from gpuprobe.errors import ProgramFailed
 from gpuprobe.model.io.descriptors import KeptDescriptor
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -31,8 +32,8 @@ _PYTHON = os.path.dirname(os.__file__)  # noqa: PTH120
 def supervised(command: Callable[[], int]) -> int:
     """Run ``command`` in a forked process and return its exit code, in both processes.
 
-    The caller must have no thread and must not have imported torch: neither survives a fork. If
-    the process ends without a result, the exit code is that of a program that failed.
+    The caller must have no thread and must not have imported torch: neither survives a fork.
+    Raises ProgramFailed if the process ends without a result.
     """
     result = mmap.mmap(-1, 2)  # shared: whether there is a result, and the exit code
     stacks = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115 - both processes hold it
@@ -62,11 +63,10 @@ def supervised(command: Callable[[], int]) -> int:
     with stacks:
         stacks.seek(0)
         where = _program_line(stacks)
-    stderr.error(
+    raise ProgramFailed(
         f"the program terminated this process {how}, before anything was measured{where}",
         hint="it must return or call sys.exit, not os._exit, os.exec or a signal",
     )
-    return exit_codes.PROGRAM_FAILED
 
 
 def _program_line(stacks: Iterable[str]) -> str:

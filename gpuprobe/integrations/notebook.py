@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import gc
 import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 
 from gpuprobe.code_origin import name_of
@@ -68,7 +69,7 @@ def load_ipython_extension(shell: _Shell) -> None:
         with suppress(EnvironmentUnavailable, TooLate):  # the first cell with a GPU raises it
             load_for_parts(DEFAULT_GPU)
 
-    def gpuprobe(line: str, cell: str) -> Recording | Estimate | Hazards:
+    def gpuprobe(line: str, cell: str) -> Recording | Estimate | Hazards | None:
         try:
             return run_cell(shell, line, cell)
         except (UsageError, EnvironmentUnavailable) as error:
@@ -86,14 +87,16 @@ def _shown_in_one_line(message: str) -> Exception:
     return ShownInOneLine(message)
 
 
-def run_cell(shell: _Shell, line: str, cell: str) -> Recording | Estimate | Hazards:
-    """Run a cell with the options of ``line``.
+def run_cell(shell: _Shell, line: str, cell: str) -> Recording | Estimate | Hazards | None:
+    """Run a cell with the options of ``line``; with ``--help`` only print them.
 
-    On a real GPU the cell's names stay defined. On a simulated one the cell runs in a copy of the
-    namespace, because its tensors end with the GPU. Raises UsageError for an invalid ``line``, and
-    what the cell raises.
+    The cell's names stay defined, except those whose values hold tensors of a simulated GPU, which
+    end with the cell. Raises UsageError for an invalid ``line``, and what the cell raises.
     """
     options = _parser().parse_args(shlex.split(line))
+    if options.help:
+        sys.stdout.write(_parser().format_help())
+        return None
     return _ACTIONS[options.action](_Cell(shell, cell), options)
 
 
@@ -108,13 +111,65 @@ class _Cell:
         name = shell.compile.cache(source, _number_of_cell(shell), raw_code=source)
         self._code = compile(source, name, "exec", dont_inherit=True)
 
-    def __call__(self, *, isolated: bool = False, **names: object) -> None:
-        """Run the cell, with ``names`` defined; ``isolated``: in a copy of the namespace."""
+    def __call__(self, *, simulated: bool = False, **names: object) -> None:
+        """Run the cell, with ``names`` defined. ``simulated``: afterwards, names have the values of
+        before if their new ones hold tensors of the GPU.
+        """
         namespace = self._shell.user_ns
-        if isolated:
-            namespace = dict(namespace)
+        before = dict(namespace) if simulated else {}  # on a real GPU it would keep old values
         namespace.update(names)
-        exec(self._code, namespace)
+        try:
+            exec(self._code, namespace)
+        finally:
+            if simulated:
+                self._drop(namespace, before, set(names))
+
+    def _drop(
+        self, namespace: dict[str, object], before: dict[str, object], added: set[str]
+    ) -> None:
+        missing = object()
+        changed = {
+            name: value
+            for name, value in namespace.items()
+            if before.get(name, missing) is not value
+        }
+        gone = {name for name, value in changed.items() if _holds_gpu(value, namespace)}
+        for name in gone | added:
+            if name in before:
+                namespace[name] = before[name]
+            else:
+                namespace.pop(name, None)
+        shown = sorted(name for name in gone - added if not name.startswith("_"))
+        if shown:
+            few = ", ".join(shown[:_NAMES_SHOWN]) + (", …" if len(shown) > _NAMES_SHOWN else "")
+            sys.stdout.write(f"gpuprobe: not kept, as the simulated GPU has ended: {few}\n")
+
+
+_NAMES_SHOWN: Final = 8
+
+_MOST_OBJECTS: Final = 200_000
+
+
+def _holds_gpu(value: object, namespace: dict[str, object]) -> bool:
+    """Whether a value refers to something on a GPU: a tensor, a stream, a graph of autograd, which
+    may. A value of very many objects counts as one that does.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    known = {id(namespace)}
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if id(one) in known or isinstance(one, (ModuleType, type)):
+            continue
+        known.add(id(one))
+        if len(known) > _MOST_OBJECTS or type(one).__module__.startswith("torch.cuda"):
+            return True
+        if isinstance(one, torch.Tensor) and (one.is_cuda or one.grad_fn is not None):
+            return True
+        waiting += gc.get_referents(one)
+    return False
 
 
 def _number_of_cell(shell: _Shell) -> int:
@@ -145,7 +200,7 @@ def _record(cell: _Cell, options: argparse.Namespace) -> Recording:
             stack.enter_context(_simulated(options.gpu))
         recorder = record(output, level=options.level, force=options.force)
         with recorder as rec:
-            cell(isolated=options.gpu is not None, rec=rec)
+            cell(simulated=options.gpu is not None, rec=rec)
     return load(output)
 
 
@@ -153,7 +208,7 @@ def _estimate(cell: _Cell, options: argparse.Namespace) -> Estimate:
     from gpuprobe.api.estimates import estimate
 
     def step() -> None:
-        cell(isolated=True)
+        cell(simulated=True)
 
     with _one_gpu(options.gpu or _gpu):
         return estimate(step, options.gpu or _gpu, steps=1)
@@ -165,7 +220,7 @@ def _hazards(cell: _Cell, options: argparse.Namespace) -> Hazards:
 
     gpu = options.gpu if options.gpu is not None or has_gpu() else _gpu
     with nullcontext() if gpu is None else _simulated(gpu), detect_hazards() as hazards:
-        cell(isolated=gpu is not None)
+        cell(simulated=gpu is not None)
     return hazards
 
 
@@ -218,4 +273,5 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--level", choices=("counters", "trace"), default="trace")
     parser.add_argument("--output", help="where to keep the recording")
     parser.add_argument("--force", action="store_true", help="replace an existing recording")
+    parser.add_argument("-h", "--help", action="store_true", help="print this, without the cell")
     return parser

@@ -93,6 +93,7 @@ APP_KEYS = (
     Key("s", "save a screenshot as SVG in this folder", {"s": "save_screen"}, command=True),
     Key("Ctrl-P", "open the command palette"),
     Key("q", "quit", {"q": "quit"}, footer="quit", command=True),
+    Key("Ctrl-C", "quit", {"ctrl+c": "quit"}),
 )
 
 
@@ -246,13 +247,13 @@ class ProbeApp(App[None]):
 
     def action_save_screen(self) -> None:
         if self.may_write():
-            self.report_saved(self.save_screenshot)
+            self.report_saved(lambda: self.save_screenshot(_new_name("screen", "svg")))
 
     def save_json(self, kind: str, document: object) -> None:
         """Write a new file in the current folder, named after kind and time."""
 
         def write() -> str:
-            path = Path(f"gpuprobe-{kind}-{time.strftime('%Y%m%d-%H%M%S')}.json")
+            path = Path(_new_name(kind, "json"))
             with path.open("x", encoding="utf-8") as file:
                 json.dump(document, file, indent=1)
                 file.write("\n")
@@ -275,6 +276,10 @@ class ProbeApp(App[None]):
             self.notify(f"not saved: {error.strerror or error}", severity="error", markup=False)
         else:
             self.notify(f"saved {path}", markup=False)
+
+
+def _new_name(kind: str, suffix: str) -> str:
+    return f"gpuprobe-{kind}-{time.strftime('%Y%m%d-%H%M%S')}.{suffix}"
 
 
 def _theme_name(name: str) -> str:

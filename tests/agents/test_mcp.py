@@ -91,7 +91,10 @@ def folder(tmp_path: Path) -> Path:
 
 async def test_tools_have_schemas_and_hints(folder: Path) -> None:
     async with server(folder) as client:
-        tools = {tool.name: tool for tool in (await client.list_tools()).tools}
+        listed = await client.list_tools()
+    # Agents have it in their context in every conversation.
+    assert len(listed.model_dump_json(by_alias=True, exclude_none=True)) <= 20_000
+    tools = {tool.name: tool for tool in listed.tools}
     assert list(tools) == list(TOOLS)
     runs = {name for name, tool in tools.items() if not tool.annotations.read_only_hint}
     assert runs == {"estimate", "fit", "hazards"}
@@ -100,8 +103,6 @@ async def test_tools_have_schemas_and_hints(folder: Path) -> None:
         jsonschema.Draft202012Validator.check_schema(tool.input_schema)
         assert tool.input_schema["additionalProperties"] is False
         assert all("description" in row for row in tool.input_schema["properties"].values())
-        jsonschema.Draft202012Validator.check_schema(tool.output_schema)
-        assert tool.output_schema["type"] == "object"
     steps = tools["estimate"].input_schema["properties"]["steps"]
     assert (steps["type"], steps["minimum"], steps["default"]) == ("integer", 1, 3)
     assert tools["fit"].input_schema["required"] == ["script", "arg"]
@@ -120,7 +121,6 @@ def test_signatures_have_the_names_of_the_options() -> None:
 
 
 async def test_tools_that_read(folder: Path) -> None:
-    """The client checks each result against the schema of the tool."""
     async with server(folder) as client:
         report = await client.call_tool("report", {"recording": "run.gpuprobe", "top": 2})
         assert json.loads(texts(report)[0]) == report.structured_content

@@ -174,7 +174,7 @@ def test_an_interrupted_program_has_not_failed(
     capfd.readouterr()
     (here / command[-1]).write_text("import torch\nraise KeyboardInterrupt\n", encoding="utf-8")
     assert gpuprobe(*command, *TO_FILE) == 130
-    assert capfd.readouterr() == ("", "")
+    assert capfd.readouterr() == ("", "gpuprobe: error: interrupted\n")
     assert (here / "memory.json").read_bytes() == content
 
 

@@ -56,9 +56,9 @@ def test_a_module(parser: argparse.ArgumentParser) -> None:
     ("given", "ambiguous"),
     [
         ("train.py --gpu t4", ()),
-        ("--steps 2 train.py --lr 1", ()),
-        ("train.py --lr 1 --steps 2", ("--steps",)),
-        ("train.py --gpu t4 -- --steps 2", ()),
+        ("--steps 2 -m train --lr 1", ()),
+        ("-m train --lr 1 --steps 2", ("--steps",)),
+        ("-m train --gpu t4 -- --steps 2", ()),
     ],
 )
 def test_what_may_have_been_meant_for_the_script(
@@ -67,15 +67,30 @@ def test_what_may_have_been_meant_for_the_script(
     assert sort_options(parser, given.split()).ambiguous == ambiguous
 
 
-@pytest.mark.parametrize(("text", "noted"), [("'--steps'", True), ("'--lr'", False)])
-def test_the_note_is_for_options_that_the_script_has_too(
+@pytest.mark.parametrize(
+    ("text", "own"),
+    [
+        ("parser.add_argument('--steps', type=int)", True),
+        ("from options import parse", True),
+        ("import tyro\ndef main(steps: int): ...", True),
+        ("parser.add_argument('--steps-per-epoch')", False),
+        ("for step in range(steps): ...", False),
+    ],
+)
+def test_an_option_that_the_script_has_is_the_scripts(
     parser: argparse.ArgumentParser,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     text: str,
-    noted: bool,
+    own: bool,
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(text)
-    own_options_first(parser, [str(script), "--lr", "1", "--steps", "2"])
-    assert ("--steps" in capsys.readouterr().err) == noted
+    (tmp_path / "options.py").write_text("parser.add_argument('--steps')")
+    given = [str(script), "--lr", "1", "--steps", "5", "--gpu", "t4"]
+    args = parser.parse_args(own_options_first(parser, given))
+    assert args.gpu == "t4"
+    assert args.steps == (3 if own else 5)
+    assert args.args == (["--lr", "1", "--steps", "5"] if own else ["--lr", "1"])
+    noted = "--steps after the script: the script's own option"
+    assert (noted in capsys.readouterr().err) == own

@@ -191,14 +191,12 @@ def test_what_blocks_need() -> None:
 
 
 def options_of(command: str) -> set[str]:
-    """The options that a command of gpuprobe has, and those of its subcommands and its usage."""
+    """The options that a command of gpuprobe has, and those of its subcommands."""
     parser = argparse.ArgumentParser()
-    importlib.import_module(f"gpuprobe.cli.commands.{command.replace('-', '_')}").add_arguments(
-        parser
-    )
-    parsers, found = [parser], set()
+    module = importlib.import_module(f"gpuprobe.cli.commands.{command.replace('-', '_')}")
+    module.add_arguments(parser)
+    parsers, found = [parser, *([module.update_parser()] if command == "baseline" else [])], set()
     for one in parsers:
-        found.update(re.findall(r"--[\w-]+", one.usage or ""))
         for action in one._actions:
             found.update(action.option_strings)
             if isinstance(action, argparse._SubParsersAction):

@@ -105,8 +105,7 @@ def test_the_public_name_gives_findings(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_options_that_do_not_go_together(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--distributed", "--demo", "ecc"]) == 2
-    with pytest.raises(SystemExit):
-        main(["doctor", "--distributed", "--timeout", "0"])
+    assert main(["doctor", "--distributed", "--timeout", "0"]) == 2
     assert "above 0" in capsys.readouterr().err
 
 

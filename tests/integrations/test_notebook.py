@@ -160,6 +160,55 @@ def test_what_is_no_result_is_refused() -> None:
         html_of(3)
 
 
+class Shell:
+    """The part of IPython's that a cell needs."""
+
+    def __init__(self, **names: object) -> None:
+        self.user_ns: dict[str, object] = {"torch": torch, **names}
+        self.compile = self
+        self.execution_count = 1
+
+    def cache(self, text: str, number: int, raw_code: str) -> str:
+        return f"In [{number}]"
+
+    def transform_cell(self, text: str) -> str:
+        return text
+
+
+def test_names_that_need_no_simulated_gpu_stay_defined(capsys: pytest.CaptureFixture[str]) -> None:
+    """A graph of autograd stands for what is on the GPU: whether it is cannot be seen."""
+    shell = Shell(old=1, loss=2)
+    text = (
+        "width = old + 1\n"
+        "data = torch.ones(width)\n"
+        "def double(): return 2 * width\n"
+        "weight = torch.ones(2, requires_grad=True)\n"
+        "kept = [{'of': (weight * 2,)}]\n"
+        "loss = (weight * 3).sum()\n"
+        "old = [name for name in ('rec',) if rec]\n"
+    )
+    notebook._Cell(shell, text)(simulated=True, rec=1)
+    names = shell.user_ns
+    assert (names["width"], names["old"], names["loss"]) == (2, ["rec"], 2)
+    assert names["double"]() == 4  # type: ignore[operator]
+    assert names["data"].tolist() == [1, 1]  # type: ignore[attr-defined]
+    assert not {"kept", "rec"} & names.keys()
+    shown = capsys.readouterr().out
+    assert shown == "gpuprobe: not kept, as the simulated GPU has ended: kept, loss\n"
+
+
+def test_a_cell_that_fails_keeps_names_too() -> None:
+    shell = Shell()
+    with pytest.raises(ZeroDivisionError):
+        notebook._Cell(shell, "width = 2\n1 / 0")(simulated=True)
+    assert shell.user_ns["width"] == 2
+
+
+def test_help_of_the_magic(capsys: pytest.CaptureFixture[str]) -> None:
+    assert notebook.run_cell(Shell(), "--help", "1 / 0") is None
+    assert "--level {counters,trace}" in capsys.readouterr().out
+
+
 def test_a_bad_line_of_the_magic_is_refused() -> None:
     with pytest.raises(UsageError, match="invalid choice: 'bogus'"):
         notebook.run_cell(None, "bogus", "pass")

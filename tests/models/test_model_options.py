@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,20 @@ def test_an_existing_script_is_not_overwritten(
     missing = tmp_path / "none" / "train.py"
     assert main(["estimate", "--model", "gpt2", "--write-script", str(missing)]) == 3
     assert "the script cannot be written" in capsys.readouterr().err
+
+
+def test_transformers_logs_no_warnings_about_what_gpuprobe_wrote(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from gpuprobe.api.models import model_script
+    from gpuprobe.planning.models import run
+
+    monkeypatch.setattr(run, "find_spec", lambda name: object())
+    name = "TRANSFORMERS_VERBOSITY"
+    monkeypatch.delenv(name, raising=False)
+    with model_script("gpt2"):
+        assert os.environ[name] == "error"
+    assert name not in os.environ
+    monkeypatch.setenv(name, "info")  # the user's choice
+    with model_script("gpt2"):
+        assert os.environ[name] == "info"

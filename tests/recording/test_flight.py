@@ -155,6 +155,24 @@ def test_files_that_are_not_dumps(tmp_path: Path) -> None:
         hang(tmp_path)
 
 
+def test_a_truncated_dump_hides_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A rank that is killed while it dumps leaves the beginning of a file, or an empty one."""
+    calls = [entry(1), entry(2, state="started")]
+    folder = dumped(tmp_path, dict.fromkeys(range(4), calls))
+    damaged = tmp_path / "nccl_trace_rank_2"
+    damaged.write_bytes(damaged.read_bytes()[:200])
+    (tmp_path / "nccl_trace_rank_3").write_bytes(b"")
+    found = hang(folder)
+    assert found.ranks == (0, 1)
+    assert [one.rank for one in found.unreadable] == [2, 3]
+    assert only(folder).no_dump == (2, 3)
+    assert main(["hang", str(folder)]) == 1
+    assert "ranks 2-3 left no dump that can be read" in capsys.readouterr().out
+    assert found.unreadable[1].reason == f"{tmp_path / 'nccl_trace_rank_3'} is empty"
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     waits = [entry(1), entry(2, state="started", line=44)]
     path = str(dumped(tmp_path, {0: waits, 1: waits[:1]}))
@@ -255,7 +273,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_dump_has_the_records_that_gpuprobe_makes_of_the_run(job: Path) -> None:
-    dumps, _ = read_dumps(job / "dumps")
+    dumps = read_dumps(job / "dumps").called
     recorded = load(job / "run.gpuprobe").ranks
     for rank in (0, 1):
         (step,) = [step for step in recorded[rank].steps if step.exchanges]

@@ -240,7 +240,7 @@ print("end")
         assert isinstance(failed, FailedRemedy)
         assert "exit code 3" in failed.reason
         endless = RemedyRequest({"train.py": [InsertCall(12, "time.sleep(600)")]})
-        failed = tried.try_remedy(endless, 5)
+        failed = tried.try_remedy(endless, 1)
         assert isinstance(failed, FailedRemedy)
         assert failed.reason == "it did not end in time"
         refused = tried.try_remedy(RemedyRequest({"train.py": [Detach(1)]}), 300)

@@ -82,7 +82,7 @@ def test_escape_leaves_a_run_from_its_trace_too(tmp_path: Path) -> None:
         app = SCREENS["view, the runs"](tmp_path)
         async with app.run_test(size=(120, 40)):
             pilot = QuickPilot(app)
-            open_run(app, str(RECORDED / "virtual.gpuprobe"), None)
+            open_run(app, str(RECORDED / "virtual.gpuprobe"))
             await pilot.pause()
             await pilot.press("t")
             for _ in range(200):

@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import time
@@ -245,14 +246,15 @@ async def test_help_notes_doctor_and_the_palette_open_and_close() -> None:
         assert isinstance(app.screen, TextScreen)
         await pilot.press("escape", "n")
         await until(pilot, lambda: shows(app, "Notes"))
-        await pilot.press("escape", "R")
-        await until(pilot, lambda: shows(app, "recorded on this machine"))
+        await pilot.press("escape", "R")  # those of this machine are not on its GPUs
+        await until(pilot, lambda: any("no runs" in n.message for n in app._notifications))
+        assert len(app.screen_stack) == 1
+        await pilot.press("D")
+        await until(pilot, lambda: shows(app, "GP122"))
+        assert isinstance(app.screen, DoctorScreen)
         await pilot.press("K", "t")  # keys of the dashboard, which mean nothing here
         assert not app.model.options.tree
         assert len(app.screen_stack) == 2
-        await pilot.press("escape", "D")
-        await until(pilot, lambda: shows(app, "GP122"))
-        assert isinstance(app.screen, DoctorScreen)
         await pilot.press("r")
         await until(pilot, lambda: not app.screen._checking)  # type: ignore[attr-defined]
         await pilot.press("escape")
@@ -264,6 +266,25 @@ async def test_help_notes_doctor_and_the_palette_open_and_close() -> None:
         await pilot.press("enter", "enter")
         await until(pilot, lambda: app.palette.name == "colour-blind")
         await pilot.press("q")
+    assert app.return_code == 0
+
+
+async def test_runs_open_over_the_dashboard() -> None:
+    app = app_of(*moments("8xh100"))
+    async with app.run_test(size=(100, 30)) as pilot:
+        await settle(pilot, app)
+        await pilot.press("R")
+        await until(pilot, lambda: shows(app, "recorded on this machine"))
+
+
+@pytest.mark.parametrize("opened", [(), ("question_mark",), ("slash", *"alice")])
+async def test_ctrl_c_quits(opened: tuple[str, ...]) -> None:
+    """Wherever the focus is; Textual's own binding only says how to quit."""
+    app = app_of(*moments("8xh100"))
+    async with app.run_test(size=(100, 30)) as pilot:
+        await settle(pilot, app)
+        await pilot.press(*opened, "ctrl+c")
+        await until(pilot, lambda: not app.is_running)
     assert app.return_code == 0
 
 
@@ -331,6 +352,7 @@ async def test_what_is_on_the_screen_is_exported(
     assert len(document["devices"]) == 8
     (picture,) = tmp_path.glob("*.svg")
     assert "41003" in picture.read_text()
+    assert re.fullmatch(r"gpuprobe-screen-[0-9]{8}-[0-9]{6}\.svg", picture.name)
 
 
 async def test_read_only_writes_nothing_and_ends_nothing(

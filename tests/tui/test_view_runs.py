@@ -199,7 +199,7 @@ async def test_recordings_that_were_closed_leave_nothing_in_memory() -> None:
     app = ViewApp(None)
     async with app.run_test(size=(120, 40)) as pilot:
         for _ in range(3):
-            open_run(app, path, None)
+            open_run(app, path)
             await until(pilot, lambda: isinstance(app.screen, ViewScreen))
             await pilot.press("2", "3", "t", "1")
             assert isinstance(app.screen, ViewScreen)

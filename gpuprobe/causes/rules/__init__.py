@@ -39,14 +39,13 @@ from gpuprobe.causes.rules import (
     partly_used,
     recomputed,
     repeats,
-    replays,
     streams,
     unread,
     vmapped,
 )
 
 RULES: Final[tuple[Callable[[HeldGroup], Answer | Expected | None], ...]] = (
-    replays.diagnose,
+    graph_pools.replayed,
     early.diagnose,
     gradients.diagnose,
     cycles.diagnose,

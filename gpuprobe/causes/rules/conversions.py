@@ -41,7 +41,7 @@ def _widened(live: LiveMemory) -> Iterator[Excess]:
             rows.append(row)
     if not rows:
         return
-    main = max(rows, key=lambda row: live.size[row])
+    main = live.largest(rows)
     sources = [source for source in map(live.source, rows) if source in live.needs]
     held = [source for source in sources if source is not None]
     yield Excess(
@@ -80,7 +80,7 @@ def _narrowed_later(live: LiveMemory) -> Iterator[Excess]:
             rows[row] = live.size[to]
     if not rows:
         return
-    main = max(rows, key=lambda row: live.size[row])
+    main = live.largest(rows)
     to = live.copied_to(main)
     where = live.last_place(main)
     yield Excess(

@@ -23,7 +23,7 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
         and live.category(row) is not Category.GRADIENT_BUCKET
     ]
     if clones:
-        main = max(clones, key=lambda row: live.size[row])
+        main = live.largest(clones)
         yield Excess(
             Answer(
                 "ddp-unused-parameters",
@@ -42,7 +42,7 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
     gradients = [row for row in live.rows if live.category(row) is Category.GRADIENT]
     if not buckets or not gradients:
         return
-    main = max(buckets, key=lambda row: live.size[row])
+    main = live.largest(buckets)
     both = min(live.bytes_of(gradients) / live.bytes_of(buckets), 1.0)
     yield Excess(
         Answer(

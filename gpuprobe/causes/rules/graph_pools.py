@@ -1,13 +1,21 @@
-"""Free memory in the private pools of captured graphs."""
+"""The memory of captured CUDA graphs, in private pools."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpuprobe.causes.answer import Answer
+from gpuprobe.causes.answer import EXPECTED, Answer, Expected
 from gpuprobe.causes.cache import DEFAULT_POOL, Cache, CachedMemory, free_in
+from gpuprobe.causes.groups import HeldGroup
 from gpuprobe.model.memory import Segment
 from gpuprobe.model.text import human_bytes
+from gpuprobe.model.trace import GRAPH_REPLAY
+
+
+def replayed(group: HeldGroup) -> Expected | None:
+    """What the last replay of a graph used: the next one uses it again, at the same place."""
+    used = sum(block.bytes for block in group.blocks if block.by == GRAPH_REPLAY)
+    return EXPECTED if 2 * used > group.bytes else None
 
 
 def diagnose(cache: Cache) -> Iterator[CachedMemory]:

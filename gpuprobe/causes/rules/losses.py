@@ -32,7 +32,7 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
         return
     rows = [row for number in alike for row in graphs[number]]
     largest = max(alike, key=lambda number: live.bytes_of(graphs[number]))
-    main = max(graphs[largest], key=lambda row: live.size[row])
+    main = live.largest(graphs[largest])
     size = human_bytes(live.bytes_of(rows))
     yield Excess(
         Answer(

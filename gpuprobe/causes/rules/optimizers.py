@@ -29,7 +29,7 @@ def _foreach(live: LiveMemory) -> Iterator[Excess]:
     ]
     if len(rows) < 2:
         return
-    main = max(rows, key=lambda row: live.size[row])
+    main = live.largest(rows)
     alike = live.alike(rows)
     yield Excess(
         Answer(
@@ -58,7 +58,7 @@ def _zeroed(live: LiveMemory) -> Iterator[Excess]:
     ]
     if not rows:
         return
-    main = max(rows, key=lambda row: live.size[row])
+    main = live.largest(rows)
     yield Excess(
         Answer(
             "zeroed-gradients",

@@ -34,7 +34,7 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
             continue
         share = padded[batch] / requested[batch]
         forward = [row for row in here if graph[row] == graph[batch]]
-        main = max(forward or here, key=lambda row: live.size[row])
+        main = live.largest(forward or here)
         yield Excess(
             Answer(
                 "padding",

@@ -51,61 +51,48 @@ def _sizes(live: LiveMemory, rows: list[int]) -> dict[int, int]:
     return {row: read[row] for row in live.alike(rows) if read[row]}
 
 
-def _share(live: LiveMemory, rows: list[int]) -> str:
+def _what(live: LiveMemory, rows: list[int]) -> str:
+    """How much of which memory is read, to begin a sentence."""
     read = sum(live.column("read")[row] for row in rows)
-    return f"{human_bytes(read)} of {human_bytes(live.bytes_of(rows))}"
+    share = f"{human_bytes(read)} of {human_bytes(live.bytes_of(rows))}"
+    return f"{share}{of_names(live, rows)} from {live.place(live.largest(rows))}"
+
+
+def _excess(
+    live: LiveMemory, rows: list[int], answer: Answer, assumed: str = "with only what is read"
+) -> Excess:
+    return Excess(answer, live.largest(rows), rows, assumed, sizes=_sizes(live, rows))
 
 
 def _data_set(live: LiveMemory, rows: list[int]) -> Excess:
-    main = max(rows, key=lambda row: live.size[row])
-    return Excess(
-        Answer(
-            "resident-data",
-            f"{_share(live, rows)}{of_names(live, rows)} from {live.place(main)} are read in "
-            "a step: the rest waits on the GPU for other steps",
-            "keep it on the CPU, and move each batch when it is used (with pinned memory and "
-            "non_blocking=True, if the copies take time)",
-        ),
-        main,
-        rows,
-        "with only what this step reads on the GPU",
-        sizes=_sizes(live, rows),
+    answer = Answer(
+        "resident-data",
+        f"{_what(live, rows)} are read in a step: the rest waits on the GPU for other steps",
+        "keep it on the CPU, and move each batch when it is used (with pinned memory and "
+        "non_blocking=True, if the copies take time)",
     )
+    return _excess(live, rows, answer, "with only what this step reads on the GPU")
 
 
 def _kept_by_views(live: LiveMemory, rows: list[int]) -> Excess:
-    main = max(rows, key=lambda row: live.size[row])
-    return Excess(
-        Answer(
-            "view-keeps-base",
-            f"only {_share(live, rows)}{of_names(live, rows)} from {live.place(main)} are "
-            "read: views of a part keep the whole",
-            "clone the view: its memory is then all that is kept",
-            code=".clone()",
-            edit=EditKind.CLONE,
-        ),
-        main,
-        rows,
-        "with only what is read",
-        sizes=_sizes(live, rows),
+    answer = Answer(
+        "view-keeps-base",
+        f"only {_what(live, rows)} are read: views of a part keep the whole",
+        "clone the view: its memory is then all that is kept",
+        code=".clone()",
+        edit=EditKind.CLONE,
     )
+    return _excess(live, rows, answer)
 
 
 def _computed_in_whole(live: LiveMemory, rows: list[int]) -> Excess:
-    main = max(rows, key=lambda row: live.size[row])
-    return Excess(
-        Answer(
-            "computed-in-whole",
-            f"only {_share(live, rows)}{of_names(live, rows)} from {live.place(main)} are "
-            "read: the rest is computed and thrown away",
-            "select the part before this operator instead of after it: of logits, the hidden "
-            "states of the last position only",
-        ),
-        main,
-        rows,
-        "with only what is read",
-        sizes=_sizes(live, rows),
+    answer = Answer(
+        "computed-in-whole",
+        f"only {_what(live, rows)} are read: the rest is computed and thrown away",
+        "select the part before this operator instead of after it: of logits, the hidden states "
+        "of the last position only",
     )
+    return _excess(live, rows, answer)
 
 
 def _rows_thrown_away(live: LiveMemory) -> Iterator[Excess]:

@@ -29,7 +29,7 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
     if len(layers) < _LEAST_LAYERS:
         return
     largest = max(map(live.bytes_of, layers.values()))
-    main = max(rows, key=lambda row: live.size[row])
+    main = live.largest(rows)
     keep = largest / live.bytes_of(rows)
     yield Excess(
         Answer(

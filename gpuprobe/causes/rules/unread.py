@@ -30,8 +30,8 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
     rows = [*saved, *here]
     if not rows:
         return
-    main = max(saved or here, key=lambda row: live.size[row])
-    computed = max(here or gradients, key=lambda row: live.size[row])
+    main = live.largest(saved or here)
+    computed = live.largest(here or gradients)
     at = live.place(computed)
     size = human_bytes(live.bytes_of(rows))
     graph = (

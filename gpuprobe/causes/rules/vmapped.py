@@ -23,7 +23,7 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
             rows.append(row)
     if not rows:
         return
-    main = max(rows, key=lambda row: live.size[row])
+    main = live.largest(rows)
     yield Excess(
         Answer(
             "whole-vmap",

@@ -7,15 +7,12 @@ import os
 
 from gpuprobe.cli import exit_codes, stderr
 from gpuprobe.cli.commands import check
+from gpuprobe.cli.options import add_formats, render_written
 from gpuprobe.errors import UsageError
 
 SUPERVISED = True
 
-_USAGE = (
-    "gpuprobe baseline update [RECORDING | SCRIPT | -m MODULE] [--baseline FILE] [--gpu GPU] "
-    "[--stop-after N] [--hazards] [--tolerance METRIC=AMOUNT] [--run NAME] [--no-sources] [--] "
-    "[ARGS ...]"
-)
+_USAGE = "gpuprobe baseline update [OPTIONS] [RECORDING | SCRIPT | -m MODULE] [--] [ARGS ...]"
 
 _UPDATE = (
     "Run a script or read a recording, and write the baseline for gpuprobe check. Missing "
@@ -43,6 +40,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def update_parser() -> argparse.ArgumentParser:
+    """The parser of what follows ``update``."""
+    from gpuprobe.cli.parser import Parser
+
+    parser = Parser(prog="gpuprobe baseline update", usage=_USAGE, description=_UPDATE)
+    check.add_target(parser)
+    check.add_script(parser)
+    parser.add_argument(
+        "--no-sources",
+        action="store_true",
+        help="store digests of the program's files only, not their text: the cause of a change is "
+        "then found only in a git repository that has the baseline's commit",
+    )
+    add_formats(parser, "WrittenFiles")
+    parser.add_argument("--no-notes", action="store_true", help=argparse.SUPPRESS)
+    return parser
+
+
 def run(args: argparse.Namespace) -> int:
     from gpuprobe.api.check import (
         baseline_path,
@@ -55,23 +70,14 @@ def run(args: argparse.Namespace) -> int:
         without_texts,
         write_runs,
     )
-    from gpuprobe.cli.parser import _Parser, own_options_first
+    from gpuprobe.cli.parser import own_options_first
 
     if not args.words:
         raise UsageError("missing subcommand: update", hint="gpuprobe baseline update")
     action, *rest = args.words
     if action != "update":
         raise UsageError(f"invalid choice: {action!r}", hint="gpuprobe baseline --help")
-    parser = _Parser(prog="gpuprobe baseline update", usage=_USAGE, description=_UPDATE)
-    check.add_target(parser)
-    check.add_script(parser)
-    parser.add_argument(
-        "--no-sources",
-        action="store_true",
-        help="store digests of the program's files only, not their text: the cause of a change is "
-        "then found only in a git repository that has the baseline's commit",
-    )
-    parser.add_argument("--no-notes", action="store_true", help=argparse.SUPPRESS)
+    parser = update_parser()
     options = parser.parse_args(own_options_first(parser, rest))
     accepted = tolerances(options.tolerance)
     project = read_project()
@@ -89,14 +95,16 @@ def run(args: argparse.Namespace) -> int:
     found = {name: without_ignored(found[name], plan.root) for name, plan in plans.items()}
     if options.no_sources:
         found = {name: without_texts(baseline) for name, baseline in found.items()}
-    for path in dict.fromkeys(paths.values()):
+    files = list(dict.fromkeys(paths.values()))
+    for path in files:
         write_runs({name: found[name] for name in names if paths[name] == path}, path, accepted)
+    render_written(options, files)
     if options.no_notes:
         return exit_codes.OK
     for name, plan in plans.items():
         of = f"{name}: " if name else ""
         for setting in plan.settings:
             stderr.note(f"{of}{setting.name}: {setting.value} ({setting.source})")
-    for path in dict.fromkeys(paths.values()):
+    for path in files:
         stderr.note(f"baseline written: {os.path.relpath(path)}")
     return exit_codes.OK

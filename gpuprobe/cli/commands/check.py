@@ -1,8 +1,9 @@
 """Compare a training run's memory with a baseline; a regression exits with 1, an incomplete
 recording with 4.
 
-TARGET is a recording, or a script to run and record. Options of gpuprobe go before or after it;
-arguments after -- are passed to the script. Missing options come from the baseline, then from
+TARGET is a recording, or a script to run and record. Options of gpuprobe go before or after it,
+except those that the script has, too: after it, they are the script's. Arguments after -- are
+passed to the script. Missing options come from the baseline, then from
 [tool.gpuprobe] in pyproject.toml: run, gpu, steps, hazards, baseline and tolerance. Without
 TARGET, options after -- are added to the project's command; a command after -- is run and recorded.
 """
@@ -43,11 +44,7 @@ EXAMPLES = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = (
-        "gpuprobe check [RECORDING | SCRIPT | -m MODULE] [--baseline FILE] [--gpu GPU] "
-        "[--stop-after N] [--hazards] [--tolerance METRIC=AMOUNT] [--repeat N] [--run NAME] "
-        "[--json | --markdown] [--] [ARGS ...]"
-    )
+    parser.usage = "gpuprobe check [OPTIONS] [RECORDING | SCRIPT | -m MODULE] [--] [ARGS ...]"
     add_target(parser)
     add_formats(parser, "CheckResults")
     parser.add_argument("--sarif", type=Path, metavar="FILE", help="also write SARIF 2.1.0")

@@ -12,6 +12,7 @@ import argparse
 import sys
 
 from gpuprobe.cli import exit_codes, stderr
+from gpuprobe.cli.options import add_formats
 from gpuprobe.errors import UsageError
 
 EXAMPLES = {
@@ -22,7 +23,8 @@ EXAMPLES = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "gpuprobe cuda-torch (install [PIP OPTIONS ...] | status | remove)"
+    parser.usage = "gpuprobe cuda-torch (install [PIP OPTIONS ...] | status | remove) [--json]"
+    add_formats(parser, "CudaTorchStatus", json="print the status as JSON, after other actions too")
     parser.add_argument("action", choices=("install", "status", "remove"))
     parser.add_argument("options", nargs=argparse.REMAINDER, metavar="PIP OPTIONS")
 
@@ -30,14 +32,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from gpuprobe.api import cuda_torch
 
-    if args.options and args.action != "install":
+    options = [option for option in args.options if option != "--json"]  # pip has no such option
+    args.json = args.json or len(options) < len(args.options)
+    if options and args.action != "install":
         raise UsageError(f"{args.action} takes no options", hint="gpuprobe cuda-torch --help")
     if args.action == "install":
-        stderr.note(f"installed: torch {cuda_torch.install(args.options)}")
-        return exit_codes.OK
-    if args.action == "remove":
+        stderr.note(f"installed: torch {cuda_torch.install(options)}")
+    elif args.action == "remove":
         stderr.note("removed" if cuda_torch.remove() else "there is nothing to remove")
+    if args.action != "status" and not args.json:
         return exit_codes.OK
     found = cuda_torch.status()
-    sys.stdout.write(f"{found.text}\n")
-    return exit_codes.OK if found.ready else exit_codes.ENVIRONMENT
+    if args.json:
+        from gpuprobe.api.render import render
+
+        render(found, "json", sys.stdout)
+    else:
+        sys.stdout.write(f"{found.text}\n")
+    return exit_codes.OK if found.ready or args.action != "status" else exit_codes.ENVIRONMENT

@@ -1,8 +1,9 @@
 """Estimate the memory of a training script, or of a vLLM server, on a GPU, without that GPU.
 
 The script runs on a simulated GPU, without computing values of large tensors, and is stopped after
-a few optimizer steps. Options of gpuprobe go before or after the script; arguments after -- are
-passed to the script. A command of vLLM goes after --, and is run until its engine is up:
+a few optimizer steps. Options of gpuprobe go before or after the script, except those that the
+script has, too: after it, they are the script's. Arguments after -- are passed to it.
+A command of vLLM goes after --, and is run until its engine is up:
 gpuprobe estimate --gpu h100-80gb -- vllm serve MODEL
 So does a command of Python, torchrun, accelerate or deepspeed, whose ranks are simulated:
 gpuprobe estimate --gpu 4xh100-80gb -- torchrun --nproc-per-node 4 train.py
@@ -46,12 +47,7 @@ EXAMPLES = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = (
-        "gpuprobe estimate (SCRIPT | -m MODULE | --model NAME) [--gpu GPU] [--steps N] "
-        "[--compute auto|shapes|real] [--assume FILE:LINE=VALUE] [--conf CONF] "
-        "[--ranks N [--rank R,...|distinct] [--link LINKS [--per-node N]]] [-o NAME.gpuprobe] "
-        "[--no-suggestions] [--json] [--] [ARGS ...]"
-    )
+    parser.usage = "gpuprobe estimate [OPTIONS] (SCRIPT | -m MODULE | --model NAME) [--] [ARGS ...]"
     add_estimated_run(parser)
     parser.add_argument(
         "--link",

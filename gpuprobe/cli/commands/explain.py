@@ -28,10 +28,7 @@ EXAMPLES = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = (
-        "gpuprobe explain [--gpu GPU] [--compute auto|real|shapes] [--budget SECONDS] [--json] "
-        "(SCRIPT | -m MODULE) [ARGS ...]"
-    )
+    parser.usage = "gpuprobe explain [OPTIONS] (SCRIPT | -m MODULE) [ARGS ...]"
     add_gpu(
         parser,
         "the GPU to simulate (default: h100-80gb; list: print the supported ones)",

@@ -18,10 +18,18 @@ from typing import TYPE_CHECKING, NoReturn
 
 from gpuprobe.cli import annotate, exit_codes, stderr
 from gpuprobe.cli.after_script import misplaced_options
-from gpuprobe.cli.options import Target, add_gpu, add_program, program_of
+from gpuprobe.cli.options import (
+    Target,
+    add_formats,
+    add_gpu,
+    add_program,
+    output_to_stderr,
+    program_of,
+)
 from gpuprobe.cli.output import flush_stdout
 from gpuprobe.cli.status_line import StatusLine
 from gpuprobe.errors import CostMeasured, GpuprobeError, UsageError
+from gpuprobe.model.outcomes import ProgramRun
 from gpuprobe.model.text import human_ns, visible
 
 if TYPE_CHECKING:
@@ -30,6 +38,7 @@ if TYPE_CHECKING:
     from gpuprobe.api.commands import CommandResult
     from gpuprobe.api.hazards import Hazards, KnownFinding, Patch
     from gpuprobe.api.watch import Program, RunResult
+    from gpuprobe.model.findings import Finding
     from gpuprobe.model.needs import UsesCost
 
 _FILES = ("hazards_json", "hazards_sarif", "hazards_junit", "hazards_patch", "hazards_baseline")
@@ -43,12 +52,7 @@ EXAMPLES = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = (
-        "gpuprobe run [--level counters|trace] [--trace-steps STEPS] [--uses] "
-        "[--gpu GPU [--compute auto|real|shapes] [--endless]] [--hazards] "
-        "[--hazards-patch FILE] [-o DIR] [--force] [--quiet] "
-        "(SCRIPT | -m MODULE | [--] COMMAND) [ARGS ...]"
-    )
+    parser.usage = "gpuprobe run [OPTIONS] (SCRIPT | -m MODULE | [--] COMMAND) [ARGS ...]"
     parser.add_argument(
         "--level",
         choices=("counters", "trace"),
@@ -125,6 +129,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--force", action="store_true", help="replace the recording if it exists")
     parser.add_argument("-q", "--quiet", action="store_true", help="no status line, and no summary")
+    add_formats(
+        parser,
+        "ProgramRun",
+        json="print how the program ended and where its recordings are as JSON; the program's own "
+        "output goes to stderr then",
+    )
     add_program(parser)
 
 
@@ -159,32 +169,54 @@ def _run_program(args: argparse.Namespace, target: Target) -> int:
     silent = args.quiet or watch.rank_count() > 1  # ranks share a terminal
     folder = Path.cwd()
     try:
-        result = watch.run(
-            program,
-            output,
-            level=args.level,
-            force=args.force,
-            warn=stderr.warning,
-            gpu=args.gpu,
-            compute=args.compute,
-            hazards=hazards,
-            trace_steps=args.trace_steps,
-            on_step=None if silent else StatusLine().step,
-            measure=os.environ.pop(_MEASURED, None) is None,
-            endless=args.endless,
-            uses=args.uses,
-        )
+        with output_to_stderr() if args.json else contextlib.nullcontext():
+            result = watch.run(
+                program,
+                output,
+                level=args.level,
+                force=args.force,
+                warn=stderr.warning,
+                gpu=args.gpu,
+                compute=args.compute,
+                hazards=hazards,
+                trace_steps=args.trace_steps,
+                on_step=None if silent else StatusLine().step,
+                measure=os.environ.pop(_MEASURED, None) is None,
+                endless=args.endless,
+                uses=args.uses,
+            )
     except CostMeasured as cost:
         _start_again(str(cost), folder)
 
     code = _exit_code(result)
     try:
-        return _after(args, result, program, output, where, known, code)
+        code = _after(args, result, program, output, where, known, code)
     except GpuprobeError:
         raise
     except Exception as error:  # noqa: BLE001 - the exit code is the program's
         stderr.warning(f"gpuprobe failed after the program: {type(error).__name__}: {error}")
-        return code
+    if args.json:
+        _print_outcome(
+            ProgramRun(
+                exit_code=result.exit_code,
+                failed=_one_line(result.error),
+                recordings=tuple(str(path) for path in (where, *result.spawned) if path.exists()),
+                hazards=None if result.hazards is None else len(_unknown_races(result.hazards)),
+                assumed=result.assumed,
+                unrecorded={},
+            )
+        )
+    return code
+
+
+def _one_line(error: BaseException | None) -> str | None:
+    return None if error is None else f"{type(error).__name__}: {error}"
+
+
+def _print_outcome(outcome: ProgramRun) -> None:
+    from gpuprobe.api.render import render
+
+    render(outcome, "json", sys.stdout)
 
 
 def _after(
@@ -264,26 +296,38 @@ def _run_command(args: argparse.Namespace, words: list[str]) -> int:
         )
     name, module = name_of(words)
     output = args.output or watch.default_output(name, module=module, replace=args.force)
-    result = run_command(
-        words,
-        output,
-        level=args.level,
-        trace_steps=args.trace_steps,
-        force=args.force,
-        gpu=args.gpu,
-        compute=args.compute,
-        uses=args.uses,
-    )
+    with output_to_stderr() if args.json else contextlib.nullcontext():
+        result = run_command(
+            words,
+            output,
+            level=args.level,
+            trace_steps=args.trace_steps,
+            force=args.force,
+            gpu=args.gpu,
+            compute=args.compute,
+            uses=args.uses,
+        )
+    why = failed_ranks(result.recordings) if result.code and not result.interrupted else ""
     if result.interrupted:
         stderr.error(f"{words[0]} was interrupted")
     elif result.code:
         how = f"exited with code {result.code}"
         if result.code < 0:
             how = f"was ended by {signal.Signals(-result.code).name}"
-        why = failed_ranks(result.recordings)
         stderr.error(f"{words[0]} {how}" + (f"; {why}" if why else ""))
     if not args.quiet:
         _show_command(args, result, output)
+    if args.json:
+        _print_outcome(
+            ProgramRun(
+                exit_code=result.code,
+                failed="interrupted" if result.interrupted else why or None,
+                recordings=tuple(map(str, result.recordings)),
+                hazards=None,
+                assumed=result.assumed,
+                unrecorded=dict(result.unrecorded),
+            )
+        )
     if result.interrupted:
         return exit_codes.INTERRUPTED
     # Python's own code for an exception is 1, which is a finding among gpuprobe's.
@@ -386,8 +430,12 @@ def _report_and_compare(
         else:
             stderr.note(f"{len(whole.findings)} findings are known now: {shown}")
         return code
-    bad = found.races if found.comparison is None else found.comparison.new
-    return exit_codes.FINDINGS if code == exit_codes.OK and bad else code
+    return exit_codes.FINDINGS if code == exit_codes.OK and _unknown_races(found) else code
+
+
+def _unknown_races(found: Hazards) -> Sequence[Finding]:
+    """The races, without those of the baseline."""
+    return found.races if found.comparison is None else found.comparison.new
 
 
 def _fix_files(args: argparse.Namespace) -> None:

@@ -11,7 +11,7 @@ import gc
 import sys
 
 from gpuprobe.cli import exit_codes, stderr
-from gpuprobe.cli.options import add_demo, positive
+from gpuprobe.cli.options import add_demo, add_formats, format_of, positive
 from gpuprobe.cli.screen import can_show, columns
 from gpuprobe.errors import UsageError
 from gpuprobe.model.machine.selection import Selection
@@ -26,6 +26,7 @@ EXAMPLES = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--once", action="store_true", help="print text and exit")
+    add_formats(parser, "Inventory", json="print the readings once, as gpuprobe info --json does")
     parser.add_argument(
         "--interval", type=float, default=1.0, metavar="SECONDS", help="time between readings"
     )
@@ -77,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.only is not None and not selection.gpus:
         raise UsageError("--only requires at least one GPU", hint="for example --only 0,2")
-    if args.once or not can_show():
+    if args.once or args.json or not can_show():
         if args.log is not None:
             raise UsageError("--log needs a terminal", hint="gpuprobe info --json prints a reading")
         if args.replay is not None:
@@ -85,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
 
             found = last_moment(args.replay).inventory
         else:
-            found = inventory(("nvml",), args.demo, detail="table")
+            found = inventory(("nvml",), args.demo, detail="full" if args.json else "table")
         unknown = selection.unknown_gpus(found)
         if unknown and found.devices:
             raise UsageError(
@@ -94,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
             )
         from gpuprobe.api.render import render
 
-        render(selection.of(found), "text", sys.stdout, columns=columns(0))
+        render(selection.of(found), format_of(args), sys.stdout, columns=columns(0))
         if any(source.available for source in found.sources):
             return exit_codes.OK
         stderr.note("no GPU is available: is there an NVIDIA driver on this machine?")

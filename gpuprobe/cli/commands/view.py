@@ -12,6 +12,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from gpuprobe.cli import exit_codes
+from gpuprobe.cli.options import add_formats, format_of
 from gpuprobe.cli.screen import can_show
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "recordings",
     )
     parser.add_argument("--once", action="store_true", help="print text and exit")
+    add_formats(parser, "RunList", json="print the list as JSON, or the recording's report")
     parser.add_argument(
         "--interval", type=float, default=0.5, metavar="SECONDS", help="how often to read again"
     )
@@ -41,12 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.recording is None:
         return _runs(args)
-    if args.once or not can_show():
+    if args.once or args.json or not can_show():
         from gpuprobe.api.recordings import load, summary
         from gpuprobe.api.render import render
 
-        report = summary(load(args.recording), whole=True)
-        render(report, "text", sys.stdout, cwd=report.session.cwd, top=10)
+        report = summary(load(args.recording), whole=not args.json)
+        render(report, format_of(args), sys.stdout, cwd=report.session.cwd, top=10)
         return exit_codes.OK
 
     from gpuprobe.api.live import Followed
@@ -68,10 +70,10 @@ def _show(followed: Followed | None, args: argparse.Namespace) -> int:
 
 
 def _runs(args: argparse.Namespace) -> int:
-    if not args.once and can_show():
+    if not (args.once or args.json) and can_show():
         return _show(None, args)
     from gpuprobe.api.monitor import runs
     from gpuprobe.api.render import RunList, render
 
-    render(RunList(runs()), "text", sys.stdout)
+    render(RunList(runs()), format_of(args), sys.stdout)
     return exit_codes.OK

@@ -112,6 +112,14 @@ class Arrivals:
 
 
 @record(frozen=True)
+class UnreadableDump:
+    """A dump that cannot be read, such as that of a rank that ended while it wrote it."""
+
+    rank: int
+    reason: str
+
+
+@record(frozen=True)
 class HangReport(Displayed):
     """All process groups of the dumps in a directory; ``skipped`` are files that are not dumps.
     ``communication`` is what the first of ``ranks`` has called, as far as its dump goes back, with
@@ -128,6 +136,7 @@ class HangReport(Displayed):
         "what the first rank has called, as far as its dump goes back; bytes",
     ] = ()
     arrivals: Annotated[tuple[Arrivals, ...], "ranks that were the last to call a collective"] = ()
+    unreadable: Annotated[tuple[UnreadableDump, ...], "dumps that cannot be read"] = ()
 
     def __repr__(self) -> str:
         found = ", ".join(f"{hang.kind} in {hang.group}" for hang in self.hangs) or "no hang"

@@ -112,3 +112,15 @@ class Run:
     path: str
     pids: tuple[int, ...]
     summary: RunSummary | Unavailable | None
+
+    @property
+    def peak(self) -> Peak | None:
+        """The newest step's highest peak on a device, in bytes; without a device, of the host."""
+        if not isinstance(self.summary, RunSummary) or self.summary.step is None:
+            return None
+        step = self.summary.step
+        for peaks in ([w.peak_allocated for w in step.windows], [step.host.rss_peak]):
+            known = [peak for peak in peaks if isinstance(peak, Peak)]
+            if known:
+                return max(known, key=lambda peak: peak.at_least)
+        return None

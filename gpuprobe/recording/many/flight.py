@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from math import prod
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 from gpuprobe.analysis.trace.frames import is_user_frame
 from gpuprobe.errors import DataError, InternalError, NotARecording, SnapshotError, UsageError
@@ -26,6 +26,7 @@ from gpuprobe.model.io.files import open_regular, stored_bytes
 from gpuprobe.model.place import NoPlace, Place, SourceLine
 from gpuprobe.model.record import record
 from gpuprobe.model.run.communication import CollectiveRecord, group_text, wire_bytes
+from gpuprobe.model.run.jobs import UnreadableDump
 from gpuprobe.model.trace import Frame
 from gpuprobe.model.values import Bounds, Bytes, Count, LineNumber, Unavailable
 from gpuprobe.recording.snapshot.child import command_of
@@ -86,34 +87,54 @@ class _Dump:
     pg_config: dict[str, _Group] = field(default_factory=dict)
 
 
-def read_dumps(
-    directory: Path,
-) -> tuple[dict[int, list[CollectiveRecord]], tuple[str, ...]]:
-    """What each rank called, in its order, and the names of files that are not dumps.
+class Dumps(NamedTuple):
+    """The dumps in a directory: what each rank ``called``, in its order; the names of files that
+    are not dumps; dumps that cannot be read.
+    """
 
-    Raises UsageError if there is no such directory, NotARecording if it has no dump, DataError for
-    one that cannot be read.
+    called: dict[int, list[CollectiveRecord]]
+    skipped: tuple[str, ...]
+    unreadable: tuple[UnreadableDump, ...]
+
+
+def read_dumps(directory: Path) -> Dumps:
+    """Read the dumps in a directory. A rank that ended while it wrote its dump leaves its
+    beginning: that dump is listed, and the others are read.
+
+    Raises UsageError if there is no such directory, NotARecording if it has no dump, DataError if
+    none can be read.
     """
     found: dict[int, _Dump] = {}
     skipped: list[str] = []
+    failures: dict[int, DataError] = {}
     try:
         names = sorted(entry.name for entry in directory.iterdir() if not entry.is_dir())
         if len(names) > _MOST_FILES:
             raise DataError(f"{directory} has more than {_MOST_FILES} files", hint=HINT)
         for name in names:
             rank = _RANK.search(name)
-            plain = _read(directory / name) if rank is not None else None
-            if rank is None or plain is None:
+            if rank is None:
                 skipped.append(name)
                 continue
             number = int(rank[1])
+            try:
+                plain = _read(directory / name)
+                dump = None if plain is None else from_plain(_Dump, plain, f"{directory / name}")
+            except DataError as error:
+                failures[number] = error
+                continue
+            if dump is None:
+                skipped.append(name)
+                continue
             if number in found:
                 raise DataError(f"{directory} has two dumps of rank {number}", hint=HINT)
-            found[number] = from_plain(_Dump, plain, f"{directory / name}")
+            found[number] = dump
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UsageError(f"no such directory: {directory}", hint=HINT) from error
     except OSError as error:
         raise DataError(f"cannot read {directory}: {error.strerror or error}") from error
+    if not found and failures:
+        raise next(iter(failures.values()))
     if not found:
         raise NotARecording(f"{directory} has no Flight Recorder dump", hint=HINT)
     groups = {
@@ -124,7 +145,10 @@ def read_dumps(
     records = {
         rank: [_record(entry, groups) for entry in dump.entries] for rank, dump in found.items()
     }
-    return records, tuple(skipped)
+    unreadable = tuple(
+        UnreadableDump(rank, str(error)) for rank, error in failures.items() if rank not in found
+    )
+    return Dumps(records, tuple(skipped), unreadable)
 
 
 _KINDS: Final = {
@@ -249,7 +273,10 @@ def _place(entry: _Entry) -> SourceLine:
 def _read(path: Path) -> dict[str, object] | None:
     """A dump as plain data; None for a file that is not one. Raises OSError and DataError."""
     with open_regular(path, inside=True) as stream:
-        if stream.peek(1)[:1] != b"\x80":  # type: ignore[attr-defined]
+        first = stream.peek(1)[:1]  # type: ignore[attr-defined]
+        if not first:
+            raise DataError(f"{path} is empty")
+        if first != b"\x80":
             return None
         size = os.fstat(stream.fileno()).st_size
         if size > _MOST_DUMP:

@@ -29,18 +29,19 @@ def _line(row: HangSide | Transfer) -> ProgramLine:
 
 DOCUMENT: Final = Document(
     "gpuprobe.hang",
-    (1, 1),
+    (1, 2),
     HangReport,
     "Why a distributed job hangs: the first collective of each process group that cannot end.",
     shapes={
         HangSide: {**keys("ranks op sequence state"), SPREAD: _line},
         Transfer: {**keys("op axis ranks dtype count payload wire"), SPREAD: _line},
     },
-    added={"1.1": "communication arrivals"},
+    added={"1.1": "communication arrivals", "1.2": "unreadable"},
 )
 """History:
 * 1.0: first version.
 * 1.1: ``communication`` and ``arrivals``.
+* 1.2: ``unreadable``.
 """
 
 document = DOCUMENT.plain

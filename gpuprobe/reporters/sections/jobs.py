@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 
 from gpuprobe.model.findings import Level
 from gpuprobe.model.place import Place
@@ -42,7 +42,16 @@ def hang_sections(found: HangReport) -> list[Section]:
     if not found.hangs:
         head.append(Line("No collective waits for a rank, and all ranks called the same ones."))
     sections = [Section(parts=tuple(head), name="dumps")]
-    sections += [_section(hang, number) for number, hang in enumerate(found.hangs)]
+    if found.unreadable:
+        texts = [f"rank {one.rank}: {one.reason}" for one in found.unreadable[:_MOST_SIDES]]
+        if len(found.unreadable) > _MOST_SIDES:
+            texts.append(f"… {len(found.unreadable) - _MOST_SIDES} more: --json lists them")
+        title = "Dumps that cannot be read: the rank may have ended while it wrote"
+        sections.append(
+            Section(title, bulleted(texts), "unreadable", "Unreadable", level=Level.WARNING)
+        )
+    unreadable = {one.rank for one in found.unreadable}
+    sections += [_section(hang, number, unreadable) for number, hang in enumerate(found.hangs)]
     if found.communication:
         title = f"Communication of rank {found.ranks[0]}, as far as its dump goes back"
         sections.append(communication_section(title, found.communication, _FEW_ROWS))
@@ -80,7 +89,7 @@ def _arrivals(found: HangReport) -> Section:
     return Section(title, tuple(parts), "arrivals", "Arrivals")
 
 
-def _section(hang: Hang, number: int) -> Section:
+def _section(hang: Hang, number: int, unreadable: Container[int]) -> Section:
     parts: list[Part] = [Line(_what(hang))]
     verb = "called:" if hang.kind == MISMATCH else "in"
     parts += _sides(hang.sides, verb)
@@ -91,8 +100,13 @@ def _section(hang: Hang, number: int) -> Section:
             else "has called no collective"
         )
         parts.append(Line(f"{_ranks(side.ranks)} {last}{_at(side)}", "item", "missing"))
-    if hang.no_dump:
-        text = f"{_ranks(hang.no_dump)} left no dump: ended, or blocked outside collectives"
+    gone = [rank for rank in hang.no_dump if rank not in unreadable]
+    damaged = [rank for rank in hang.no_dump if rank in unreadable]
+    if gone:
+        text = f"{_ranks(gone)} left no dump: ended, or blocked outside collectives"
+        parts.append(Line(text, "item", "missing"))
+    if damaged:
+        text = f"{_ranks(damaged)} left no dump that can be read"
         parts.append(Line(text, "item", "missing"))
     title = f"Process group {hang.group}"
     return Section(title, tuple(parts), f"group-{number}", title, level=Level.ERROR)

@@ -30,7 +30,7 @@ def line(run: Run, now: float | None = None) -> str:
         return f"{start} {visible(summary.reason)}"
     step, session = summary.step, summary.session
     age = (time.time() if now is None else now) - session.started_at
-    peak = _peak(run)
+    peak = _peak(run.peak)
     program = visible(" ".join(session.argv))
     if summary.ranks > 1:
         program = f"{summary.ranks} ranks · {program}"
@@ -43,18 +43,10 @@ def line(run: Run, now: float | None = None) -> str:
     )
 
 
-def _peak(run: Run) -> str:
-    summary = run.summary
-    if summary is None or isinstance(summary, Unavailable) or summary.step is None:
+def _peak(peak: Peak | None) -> str:
+    if peak is None:
         return "-"
-    peaks = [w.peak_allocated for w in summary.step.windows] or [summary.step.host.rss_peak]
-    known = [peak for peak in peaks if isinstance(peak, Peak)]
-    if not known:
-        known = [p for p in [summary.step.host.rss_peak] if isinstance(p, Peak)]
-    if not known:
-        return "-"
-    best = max(known, key=lambda peak: peak.at_least)
-    return ("" if best.exact else "≥") + human_bytes(best.at_least)
+    return ("" if peak.exact else "≥") + human_bytes(peak.at_least)
 
 
 def _age(seconds: float) -> str:

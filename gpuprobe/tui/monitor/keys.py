@@ -31,7 +31,11 @@ class OverlayScreen(NamedTuple):
 def _open_runs(top: Dashboard) -> None:
     from gpuprobe.tui.viewer.app import RunsScreen  # 60 ms, with the screens it opens
 
-    top.push_screen(RunsScreen(demo=top.demo))
+    if top.demo or top.model.replayed:
+        machine = "a simulated fleet" if top.demo else "a replayed log"
+        top.notify(f"{machine} has no runs", severity="warning", markup=False)
+    else:
+        top.push_screen(RunsScreen())
 
 
 def _open_doctor(top: Dashboard) -> None:

@@ -115,7 +115,7 @@ class ProcessScreen(DashboardScreen):
         else:
             from gpuprobe.tui.viewer.app import open_run  # 60 ms, with the screen it opens
 
-            open_run(self.top, run.path, self.top.demo)
+            open_run(self.top, run.path)
 
     def action_end(self) -> None:
         confirm_ending(self.top, [self._row])

@@ -24,14 +24,14 @@ from gpuprobe.tui.widgets.keymap import Key, bindings
 from gpuprobe.tui.widgets.table import FIND_KEYS, MOVE_KEYS, ItemTable
 
 
-def open_run(app: App[Any], path: str, demo: str | None) -> None:
+def open_run(app: App[Any], path: str) -> None:
     """Open a recording over the current screen."""
     try:
         followed = Followed(path)
     except GpuprobeError as error:  # it has ended and was deleted since
         app.notify(visible(str(error)), severity="error", markup=False)
     else:
-        app.push_screen(ViewScreen(followed, demo=demo))
+        app.push_screen(ViewScreen(followed))
 
 
 class RunsScreen(ListScreen):
@@ -53,10 +53,9 @@ class RunsScreen(ListScreen):
 
         runs: list[Run]
 
-    def __init__(self, interval: float = 2.0, *, demo: str | None = None) -> None:
+    def __init__(self, interval: float = 2.0) -> None:
         super().__init__("runs", "runs", (*APP_KEYS, *self.KEYS))
         self.interval = interval
-        self.demo = demo
         self.found: list[Run] = []
 
     def on_mount(self) -> None:
@@ -96,7 +95,7 @@ class RunsScreen(ListScreen):
     def on_item_table_chosen(self, message: ItemTable.Chosen) -> None:
         message.stop()
         if message.index < len(self.found):  # it may have ended since
-            open_run(self.app, self.found[message.index].path, self.demo)
+            open_run(self.app, self.found[message.index].path)
 
     def action_back(self) -> None:
         if len(self.app.screen_stack) > 1:
@@ -121,7 +120,7 @@ class ViewApp(ProbeApp):
 
     def get_default_screen(self) -> Screen[None]:
         if self.followed is None:
-            return RunsScreen(demo=self._demo)
+            return RunsScreen()
         return ViewScreen(self.followed, self.interval, demo=self._demo)
 
     def on_read_failed(self, message: ReadFailed) -> None:

@@ -36,9 +36,17 @@ class Key:
 
 
 def bindings(keys: Iterable[Key]) -> list[BindingType]:
-    """The ``BINDINGS`` of a screen or a widget. Tab takes priority over Textual's own binding."""
+    """The ``BINDINGS`` of a screen or a widget. Tab and Ctrl-C take priority over Textual's own
+    bindings, which move the focus and show how to quit.
+    """
     return [
-        Binding(names, action, key.does, show=False, priority="tab" in names)
+        Binding(
+            names,
+            action,
+            key.does,
+            show=False,
+            priority=bool({"tab", "ctrl+c"} & {*names.split(",")}),
+        )
         for key in keys
         for names, action in key.actions.items()
     ]
