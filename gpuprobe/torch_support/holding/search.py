@@ -341,8 +341,8 @@ class _Search:
 
     def _frames(self, *, users: bool, instances: bool = False) -> Iterator[tuple[Start, object]]:
         """The variables of the program's functions, or, if not ``users``, the library's.
-        ``instances``: what the program's methods call ``self``. Others are searched before: a name
-        that stays says more, such as ``trainer``.
+        ``instances``: what the program's methods call ``self``. That is searched after all other
+        names: one that stays, such as ``trainer``, is clearer.
         """
         for own, called in self._threads:
             waiting = self._in_engine and called[0].f_code.co_name == "_engine_run_backward"
