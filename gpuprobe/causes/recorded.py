@@ -447,7 +447,7 @@ def _state_growth(site: PeakSite, first: int, last: int) -> int:
 
 def _keep_none(kept: Holder) -> tuple[str, str]:
     """The remedy for a container or variable that grows, in words and as code."""
-    where = kept_in(kept)
+    where = kept_in(kept) if kept.name.endswith("]") else kept.place  # not one element
     if kept.of_graph:
         return (
             f"keep no autograd graph in {where}: add numbers (loss.item()), or tensors "

@@ -162,7 +162,7 @@ def test_other_systems_are_given_a_container(
     monkeypatch.setattr(libraries.platform, "machine", lambda: machine)
     with pytest.raises(EnvironmentUnavailable, match="simulated GPUs run on Linux") as met:
         carried_core()
-    assert met.value.hint.startswith("in a container: docker run ")
+    assert met.value.hint.startswith("in a container: docker build ")
     assert "\n" not in met.value.hint
 
 

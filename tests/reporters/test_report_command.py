@@ -17,6 +17,7 @@ import gpuprobe
 from gpuprobe.errors import DataError, NotARecording, UsageError
 from gpuprobe.model.memory import Category
 from gpuprobe.model.run.session import SessionEnd
+from gpuprobe.model.text import visible
 from gpuprobe.recording.writer import RecordingWriter
 from gpuprobe.reporters.json import schema
 
@@ -172,7 +173,11 @@ def test_bad_input(kind: str, json_flag: tuple[str, ...], tmp_path: Path) -> Non
     assert all(line.startswith("  hint: ") for line in rest)
     assert len(rest) <= 1
     assert "\x1b" not in done.stderr
-    assert done.stdout == ""
+    if json_flag:
+        error = json.loads(done.stdout)["error"]
+        assert f"gpuprobe: error: {visible(error['message'])}" == first
+    else:
+        assert done.stdout == ""
     assert tree(tmp_path) == before
 
 

@@ -105,12 +105,15 @@ def run(args: argparse.Namespace) -> int:
         for message in done.messages:
             stderr.warning(message)
         return exit_codes.OK if done.anything else exit_codes.ENVIRONMENT
-    export(
-        settings,
-        listen=(args.listen or _LISTEN) if args.prometheus else None,
-        textfile=args.textfile,
-        otlp=args.otlp,
-        notify=stderr.note,
-        warn=stderr.warning,
-    )
+    try:
+        export(
+            settings,
+            listen=(args.listen or _LISTEN) if args.prometheus else None,
+            textfile=args.textfile,
+            otlp=args.otlp,
+            notify=stderr.note,
+            warn=stderr.warning,
+        )
+    except KeyboardInterrupt:  # how it ends: no error
+        return exit_codes.INTERRUPTED
     return exit_codes.OK
