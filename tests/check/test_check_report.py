@@ -6,9 +6,14 @@ import io
 import re
 from dataclasses import replace
 
+from report_builders import rank_recording, recording, session, step
+
 from gpuprobe.analysis.baseline import Baseline, CheckResult, Setting, check_baseline, dumps, loads
+from gpuprobe.analysis.baseline.measure import baseline_of
 from gpuprobe.analysis.compare.accounts import Account, LineShare
 from gpuprobe.analysis.peak.high_water import Share
+from gpuprobe.model.run.recording import Recording
+from gpuprobe.model.run.session import SessionEnd
 from gpuprobe.reporters import markdown
 from gpuprobe.reporters.json import check as check_json
 from gpuprobe.reporters.sections.check import check_sections, run_sections
@@ -148,3 +153,22 @@ def test_what_is_not_compared_is_said_in_both() -> None:
     for drawn in texts(refused):
         assert "the baseline is from another environment" in drawn
         assert "simulated h100" in drawn
+
+
+def test_a_job_names_the_rank_that_is_compared() -> None:
+    def job(sizes: tuple[int, int]) -> Recording:
+        ranks = [
+            rank_recording(
+                [step(0, {"forward": size}), step(1, {"forward": size})],
+                ended=SessionEnd(1_000_000_000),
+                session=replace(session(), rank=rank, world_size=2),
+            )
+            for rank, size in enumerate(sizes)
+        ]
+        return Recording("runs/a.gpuprobe", (2, 0), tuple(ranks))
+
+    before, after = baseline_of(job((60, 50))), baseline_of(job((60, 90)))
+    found = check_baseline(before, after)
+    assert "of 2 ranks, the one with the highest peak is compared: rank 1" in found.cautions
+    alone = baseline_of(recording([step(0, {"forward": 60})]))
+    assert not any("ranks" in text for text in check_baseline(alone, alone).cautions)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -189,11 +189,18 @@ def check_baseline(
         mismatches=(*(() if accept_environment else environment), *_another_model(rows)),
         cautions=(
             *(f"{text}; compared anyway" for text in environment if accept_environment),
+            *_of_ranks(after),
             *_cautions(before, after, rows is not None),
             *_regression_cautions(before, after, regressed),
             *(() if environment else _fall_cautions(before, metrics, chosen)),
         ),
     )
+
+
+def _of_ranks(measured: Baseline) -> Iterator[str]:
+    rank, count = measured.rank
+    if count > 1:
+        yield f"of {count} ranks, the one with the highest peak is compared: rank {rank}"
 
 
 def not_compared(missing: tuple[str, ...]) -> CheckResult:

@@ -110,6 +110,7 @@ def baseline_of(
         accounts=accounts,
         sources={} if sources is None else sources(naming.files),
         missing=missing,
+        rank=(site.rank.session.rank, len(recording.ranks)),
     )
 
 

@@ -217,6 +217,7 @@ class Baseline:
     module, with its arguments; empty for a recording. ``files``: the project's files that the
     program imports or opens as text, by their names relative to the project. ``missing``: what is
     missing from the recording, a sentence each; such a measurement is not written as a baseline.
+    ``rank``: the rank of a job that was measured, and the number of ranks; it is not written.
     """
 
     environment: Mapping[str, str]
@@ -231,6 +232,7 @@ class Baseline:
     command: tuple[str, ...] = ()
     files: Mapping[str, KeptFile] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
+    rank: tuple[int, int] = (0, 1)
 
     @property
     def texts(self) -> dict[str, str]:
