@@ -20,7 +20,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final
 
 from gpuprobe.analysis.growth import growth_of
@@ -276,7 +275,7 @@ class _Explaining:
         *,
         endless: bool,
         until: float | None = None,
-        environment: Mapping[str, str] = MappingProxyType({}),
+        environment: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str] | None:
         """Record one run of the program; None if it did not end ``until`` then: what was recorded
         can be read.
@@ -291,7 +290,7 @@ class _Explaining:
         ]
         with subprocess.Popen(
             command,
-            env={**os.environ, **environment},
+            env={**os.environ, **(environment or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

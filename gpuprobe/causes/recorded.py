@@ -156,7 +156,7 @@ def causes_in(site: PeakSite, mark: HighWater) -> tuple[MemoryCause, ...] | Unav
 
 
 def certain_causes(
-    site: PeakSite, lives: Biographies, found: Iterable[Diagnosed]
+    site: PeakSite, lives: Biographies, diagnosed: Iterable[Diagnosed]
 ) -> Iterator[Diagnosed]:
     """The causes, corrected by what the recording has of the whole run; forward passes without
     gradients are one remedy, which is yielded once for a line.
@@ -165,7 +165,7 @@ def certain_causes(
     rings = [one.holder for one in _kept(site.rank) if one.holder.cycle]
     ring = max(rings, key=lambda one: one.bytes, default=None)
     lines = set()
-    for one in found:
+    for one in diagnosed:
         certain = _certain(one, lives, evaluation, ring)
         if certain.answer.code == _NO_GRAD:
             if one.group.main.made_at in lines:

@@ -141,10 +141,10 @@ _MOST_DAMAGED = 32
 def _highest_marks(site: PeakSite, steps: list[Step]) -> list[tuple[Step, HighWater]]:
     """The high water marks of the highest of some steps whose traces can be read."""
     for _ in range(_MOST_DAMAGED):
-        found = _Peaks.of(StepColumns.of(steps), "allocated", site.device)
-        if found is None:
+        peaks = _Peaks.of(StepColumns.of(steps), "allocated", site.device)
+        if peaks is None:
             break
-        step = steps[found.highest]
+        step = steps[peaks.highest]
         try:
             return [(step, mark) for mark in _marks(site, step)]
         except DataError:  # the rank remembers it

@@ -433,9 +433,9 @@ def _report_and_compare(
     return exit_codes.FINDINGS if code == exit_codes.OK and _unknown_races(found) else code
 
 
-def _unknown_races(found: Hazards) -> Sequence[Finding]:
+def _unknown_races(hazards: Hazards) -> Sequence[Finding]:
     """The races, without those of the baseline."""
-    return found.races if found.comparison is None else found.comparison.new
+    return hazards.races if hazards.comparison is None else hazards.comparison.new
 
 
 def _fix_files(args: argparse.Namespace) -> None:

@@ -97,9 +97,9 @@ RUNS: Final = Document(
 """History: 1.0: first version."""
 
 
-def runs(found: Sequence[Run]) -> dict[str, Any]:
+def runs(recorded: Sequence[Run]) -> dict[str, Any]:
     """The document of the programs that are being recorded."""
-    return RUNS.plain(RunningPrograms(tuple(map(_running, found))))
+    return RUNS.plain(RunningPrograms(tuple(map(_running, recorded))))
 
 
 def _running(run: Run) -> RunningProgram:

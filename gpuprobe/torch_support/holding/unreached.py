@@ -438,13 +438,13 @@ class Backwards:
 
 def _running_frames() -> set[int]:
     """The frames of all threads. One that has ended exists as long as a traceback refers to it."""
-    found = set()
+    running = set()
     frame: FrameType | None
     for frame in sys._current_frames().values():
         while frame is not None:  # no variable refers to this function's own frame at its end
-            found.add(id(frame))
+            running.add(id(frame))
             frame = frame.f_back
-    return found
+    return running
 
 
 def _origin(one: Any) -> tuple[str, int, bool]:

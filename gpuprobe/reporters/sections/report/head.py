@@ -157,8 +157,8 @@ def _without_cause(report: Report) -> tuple[str, str, str]:
 
 
 def _on_cpu(report: Report) -> bool:
-    """Whether a program that had a simulated GPU did not use it."""
-    return report.session.virtual and not (report.peak.device or "").startswith("cuda")
+    """Whether a program that had a simulated GPU did not use it: the advice knows."""
+    return any(one.id == "unused-gpu" for one in report.advice)
 
 
 def _largest(report: Report) -> str:
