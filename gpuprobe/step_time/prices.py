@@ -44,6 +44,7 @@ class Prices:
         self._speeds = speeds
         self._network = network
         self._provenance: dict[str, None] = {_HOST: None}
+        self._known: dict[tuple[Work, int], Price | Unavailable] = {}
 
     @property
     def provenance(self) -> tuple[str, ...]:
@@ -52,11 +53,17 @@ class Prices:
 
     def of(self, work: Work, kernels: int) -> Price | Unavailable:
         """Seconds on the GPU of a call that launched that many kernels, or why they are unknown."""
+        known = self._known.get((work, kernels))
+        if known is not None:
+            return known
         priced = self._priced(work, kernels)
         if isinstance(priced, Unavailable):
-            return priced
-        self._provenance[priced.provenance] = None
-        return priced.price
+            result: Price | Unavailable = priced
+        else:
+            self._provenance[priced.provenance] = None
+            result = priced.price
+        self._known[work, kernels] = result
+        return result
 
     def _priced(self, work: Work, kernels: int) -> Priced | Unavailable:
         if work.kind is WorkKind.MATMUL:
