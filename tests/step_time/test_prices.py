@@ -210,6 +210,26 @@ def test_collectives_of_several_nodes_need_a_network() -> None:
     assert isinstance(known.of(work, 1), Price)
 
 
+@pytest.mark.parametrize(
+    ("gpu", "ranks", "name", "size", "microseconds"),
+    [
+        ("a100-80gb", 4, "AllGather", 32 << 20, 176),
+        ("a100-80gb", 4, "ReduceScatter", 512 << 20, 1982),
+        ("h100-80gb", 4, "AllReduce", 512 << 20, 2300),
+        ("h100-80gb", 4, "AllGather", 2 << 20, 19),
+        ("b200-180gb", 4, "ReduceScatter", 256 << 20, 381),
+        ("b200-180gb", 4, "AllReduce", 512 << 20, 1271),
+    ],
+)
+def test_collectives_of_a_node_are_as_in_tables_that_were_left_out(
+    gpu: str, ranks: int, name: str, size: int, microseconds: float
+) -> None:
+    """nccl tables of aiconfigurator-core 0.12.0, 4 GPUs, 2 bytes an element."""
+    result = price(gpu, Work("nccl", WorkKind.COLLECTIVE, "float16", (ranks, 1), name, 0, size))
+    assert result.source is PriceSource.MEASURED
+    assert result.low * 0.9 <= microseconds * 1e-6 <= result.high * 1.1
+
+
 def test_collectives_take_longer_without_nvlink() -> None:
     work = Work("nccl", WorkKind.COLLECTIVE, "bfloat16", (8, 1), "AllGather", 0, 1 << 28)
     assert price("h100-pcie-80gb", work).expected > 5 * price("h100-80gb", work).expected
@@ -242,10 +262,12 @@ def test_what_a_source_is_called() -> None:
 
 
 @pytest.mark.parametrize("gpu", WITH_TABLES)
-def test_large_products_of_measured_gpus_have_ranges_of_a_third_at_most(gpu: str) -> None:
+def test_large_products_of_measured_gpus_have_narrow_ranges(gpu: str) -> None:
+    """Of Blackwell, whose published measurements differ by a third, wider ones."""
     result = price(gpu, product("bfloat16", 1, 8192, 4096, 4096))
     assert result.source is PriceSource.MEASURED
-    assert (result.high - result.low) / result.expected < 0.45
+    limit = 0.55 if all_speeds()[gpu].architecture == "blackwell" else 0.35
+    assert (result.high - result.low) / result.expected < limit
 
 
 def test_a_range_has_its_order() -> None:
