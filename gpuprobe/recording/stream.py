@@ -13,6 +13,7 @@ from gpuprobe.model.io.codec import from_plain
 from gpuprobe.model.run.columns import traced_steps
 from gpuprobe.model.run.communication import check_operations
 from gpuprobe.model.run.launches import check_launches
+from gpuprobe.model.run.work import check_work
 from gpuprobe.model.run.recording import RankRecording
 from gpuprobe.model.run.session import (
     BlindSpot,
@@ -257,6 +258,7 @@ class StreamParser:
         step = from_plain(Step, plain)
         check_operations(step.exchanges)
         check_launches(step.launches)
+        check_work(step.work)
         self._add_devices({window.device for window in step.windows})
         return step
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from gpuprobe.model.memory import AllocatorCounts
 from gpuprobe.model.run.communication import Exchange
 from gpuprobe.model.run.launches import NOT_COUNTED, StepLaunches
+from gpuprobe.model.run.work import NOT_FOLLOWED, StepWork
 from gpuprobe.model.run.session import (
     AllocatorActivity,
     BlindSpot,
@@ -457,6 +458,7 @@ def assemble(
     copied: Mapping[str, int | Unavailable] = {},
     exchanges: tuple[Exchange, ...] = (),
     launches: StepLaunches | Unavailable = NOT_COUNTED,
+    work: StepWork | Unavailable = NOT_FOLLOWED,
     ended_by: str = "optimizer",
     at_end: AtEnd | None = None,
 ) -> Step:
@@ -504,6 +506,7 @@ def assemble(
         collectives=collectives,
         exchanges=exchanges,
         launches=launches,
+        work=work,
         placement=placement,
         ended_by=ended_by,
     )

@@ -14,7 +14,7 @@ from gpuprobe.model.values import Unavailable
 from gpuprobe.patching import Patches
 from gpuprobe.sampler.base import Sink
 from gpuprobe.sampler.timeline import PhaseSpan, PhaseTimeline
-from gpuprobe.torch_support.engine_reports import launch_counter
+from gpuprobe.torch_support.engine_reports import call_log, launch_counter
 
 if TYPE_CHECKING:
     from gpuprobe.model.needs import UsesCost
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gpuprobe.sampler.tracing.launches import LaunchTrace
     from gpuprobe.sampler.tracing.tensors import Known
     from gpuprobe.sampler.tracing.uses import Uses
+    from gpuprobe.sampler.tracing.work import WorkTrace
 
 FIRST_STEPS = 3
 """Steps that are always traced: the one in which optimizer state is allocated, and two warm
@@ -108,6 +109,7 @@ class Traces:
         self.cpu: CpuTrace | None = None
         self.cuda: CudaTrace | None = None
         self.launches: LaunchTrace | None = None
+        self.work: WorkTrace | None = None
         self.places: Any = None  # OperatorPlaces, if anything numbers them
         self.uses: Uses | None = None
         self.held: HeldMemory | None = None
@@ -191,6 +193,11 @@ class Traces:
                 timed=uses,
             )
             self.uses.traces_now = lambda: cuda.now(self._step + 1, ())
+            log = call_log()
+            if log is not None:
+                from gpuprobe.sampler.tracing.work import WorkTrace
+
+                self.work = self.uses.work = WorkTrace(log, self.places)
             self.uses.install(self._patches)
             self.held = HeldMemory(self.uses)
         self.begin_step(0)
@@ -204,6 +211,11 @@ class Traces:
                 self.launches.begin()
             else:
                 self.launches.stop()
+        if self.work is not None:
+            if self._is_traced(index):
+                self.work.begin_step()
+            else:
+                self.work.stop()
         if self.uses is not None:
             self.uses.begin_step()
         if not self._is_traced(index) and not self._records_all:
@@ -266,6 +278,9 @@ class Traces:
         if self.launches is not None:
             self.launches.stop()
             self.launches = None
+        if self.work is not None:
+            self.work.stop()
+            self.work = None
         if self.cuda is not None:
             self.cuda.stop()
             self.cuda = None
