@@ -94,7 +94,7 @@ def amount_delta(number: int, unit: str) -> str:
     if unit == "bytes":
         return human_delta(number)
     if unit == "ns":
-        return f"{'-' if number < 0 else '+'}{human_ns(abs(number))}"
+        return f"{'-' if number < 0 else '+'}{human_ns(abs(number))}" if number else "0"
     return f"{number:+,}" if number else "0"
 
 

@@ -43,7 +43,6 @@ _NODES: Final = {1: Action.COPY, 2: Action.FILL, 3: None, 4: None}
 """By ``enum node_kind`` of a graph, other than kernels."""
 
 
-
 class NativeCalls:
     """A `gpuprobe.torch_support.engine_reports.CallLog`."""
 
@@ -93,7 +92,7 @@ class NativeCalls:
         while True:
             count = self._take(buffer, _MANY)
             for (
-                _, stream, a, b, size, name, kind, thread, device, x, y, *_, operator, captured,
+                _, stream, a, _b, size, name, kind, thread, device, x, y, *_, operator, captured,
             ) in _ENTRY.iter_unpack(buffer.raw[: count * _ENTRY.size]):  # fmt: skip
                 action = _BY_CODE.get(kind)
                 if action is None or captured:

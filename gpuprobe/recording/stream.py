@@ -13,7 +13,6 @@ from gpuprobe.model.io.codec import from_plain
 from gpuprobe.model.run.columns import traced_steps
 from gpuprobe.model.run.communication import check_operations
 from gpuprobe.model.run.launches import check_launches
-from gpuprobe.model.run.work import check_work
 from gpuprobe.model.run.recording import RankRecording
 from gpuprobe.model.run.session import (
     BlindSpot,
@@ -25,6 +24,7 @@ from gpuprobe.model.run.session import (
     SessionEnd,
     Step,
 )
+from gpuprobe.model.run.work import check_work
 from gpuprobe.model.trace import MemoryTrace, UsedLater
 from gpuprobe.model.values import MOST_DEVICES
 from gpuprobe.recording.files import (

@@ -13,7 +13,6 @@ from typing import NamedTuple
 from gpuprobe.model.memory import AllocatorCounts
 from gpuprobe.model.run.communication import Exchange
 from gpuprobe.model.run.launches import NOT_COUNTED, StepLaunches
-from gpuprobe.model.run.work import NOT_FOLLOWED, StepWork
 from gpuprobe.model.run.session import (
     AllocatorActivity,
     BlindSpot,
@@ -25,6 +24,7 @@ from gpuprobe.model.run.session import (
     Placed,
     Step,
 )
+from gpuprobe.model.run.work import NOT_FOLLOWED, StepWork
 from gpuprobe.model.values import Bytes, Peak, Unavailable
 from gpuprobe.sampler.base import AtEnd, DeviceMark, Mark, as_bytes
 

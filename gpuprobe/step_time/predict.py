@@ -109,7 +109,7 @@ def _priced(tasks: Sequence[Task], prices: Prices, per_node: int) -> _Priced | U
     known: dict[tuple[Work | None, int], Price | Unavailable] = {}
     by_task: list[Price | None] = []
     missing: Counter[str] = Counter()
-    without_bytes = without_flops = every_byte = every_flop = 0
+    without_bytes = without_flops = every_byte = every_flop = 0.0
     on_host: Counter[str] = Counter()
     for task in tasks:
         work = task.work
@@ -157,7 +157,7 @@ def _priced(tasks: Sequence[Task], prices: Prices, per_node: int) -> _Priced | U
     if (
         without_bytes > MOST_LEFT_OUT * every_byte
         or without_flops > MOST_LEFT_OUT * every_flop
-        or len(rows) and not any(by_task)
+        or (len(rows) and not any(by_task))
     ):
         return Unavailable(f"no price for a large part of the step: {'; '.join(rows[:3])}")
     if on_host:
@@ -172,8 +172,8 @@ def _name(work: Work | None) -> str:
 def _host_text(on_host: Counter[str]) -> str:
     size = on_host["bytes"] / 2**20
     return (
-        f"{on_host['operators']:,} operators on tensors of the CPU ({size:,.0f} MiB): how long they "
-        "take depends on the machine's processor"
+        f"{on_host['operators']:,} operators on tensors of the CPU ({size:,.0f} MiB): how long "
+        "they take depends on the machine's processor"
     )
 
 
@@ -203,7 +203,8 @@ def _range(priced: _Priced) -> tuple[float, float]:
 def _played(
     priced: _Priced, devices: Sequence[str], prices: Prices, factor: float, which: int
 ) -> tuple[list[list[Span]], list[float]]:
-    """The spans of two steps, and when each ended, in seconds. ``which``: the low (0), expected (1) or high (2) cost of the host.
+    """The spans of two steps, and when each ended, in seconds. ``which``: the low (0),
+    expected (1) or high (2) cost of the host.
     """
     call, launch = (_at(price, which) for price in (prices.host_call, prices.host_launch))
     gpu, host = [], []
@@ -236,8 +237,7 @@ def _measured(priced: _Priced, gpu: Sequence[Span]) -> float:
     measured = sum(
         span.end - span.start
         for span in gpu
-        if (price := priced.prices[span.task]) is not None
-        and price.source is PriceSource.MEASURED
+        if (price := priced.prices[span.task]) is not None and price.source is PriceSource.MEASURED
     )
     return measured / total if total else 0.0
 
@@ -410,9 +410,7 @@ def _tables(
     return {
         "by_kind": by_kind,
         "by_phase": _shares(parts, tasks, total, lambda task: place(task).phase.partition("/")[0]),
-        "by_module": _shares(
-            parts, tasks, total, lambda task: place(task).module or "(no module)"
-        ),
+        "by_module": _shares(parts, tasks, total, lambda task: place(task).module or "(no module)"),
         "by_line": _shares(parts, tasks, total, lambda task: place(task).place),
     }
 

@@ -46,6 +46,15 @@ class Prices:
         self._provenance: dict[str, None] = {_HOST: None}
 
     @property
+    def bandwidth(self) -> float:
+        """Of the GPU's memory, bytes a second."""
+        return self._speeds.bandwidth
+
+    def rate(self, dtype: str) -> float | Unavailable:
+        """The peak for products of that type, multiplications and additions a second."""
+        return self._speeds.rate(dtype)
+
+    @property
     def provenance(self) -> tuple[str, ...]:
         """A line for each source of the prices so far."""
         return tuple(self._provenance)

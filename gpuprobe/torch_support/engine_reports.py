@@ -84,7 +84,6 @@ def call_log() -> CallLog | None:
     return _log
 
 
-
 def set_launch_counter(counter: LaunchCounter) -> Callable[[], None]:
     """Count the launches of recordings with ``counter``. Returns a function that ends this."""
     global _counter

@@ -40,6 +40,7 @@ from gpuprobe.model.text import amount, human_bytes
 
 _UPDATE = "if this is intended, run gpuprobe baseline update"
 _KIND = "memory-regression"
+_KINDS = {"step_time": "time-regression"}
 
 ENVIRONMENT = define(
     "GPM-environment",
@@ -73,13 +74,13 @@ _WHY = {
     "implicit_syncs_per_step": "Each implicit synchronisation makes the host wait for the device,\n"
     "which is then idle.",
     "races": "Two streams use one tensor without synchronisation: the results are random.",
-    "step_time": "The predicted time of a training step: that of its kernels on this GPU, played in\n"
-    "time. The same program gives the same figure, on every machine.",
+    "step_time": "The predicted time of a training step: its work on this GPU, played in time.\n"
+    "The same program gives the same figure, on every machine.",
 }
 _METRICS = {
     name: define(
         f"GPM-{name}",
-        _KIND,
+        _KINDS.get(name, _KIND),
         Level.ERROR,
         f"{name} is not above the baseline",
         description=_WHY[name],

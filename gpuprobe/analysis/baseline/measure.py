@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
-
 from itertools import accumulate, compress, pairwise
 from typing import Final, TypeAlias
 

@@ -19,7 +19,7 @@ from gpuprobe.analysis.compare.causes import Cause
 from gpuprobe.analysis.compare.diff import DiffRow
 from gpuprobe.model.io.codec import Malformed
 from gpuprobe.model.place import Place, parse_place
-from gpuprobe.model.text import amount, human_bytes
+from gpuprobe.model.text import amount
 from gpuprobe.model.values import Displayed
 
 

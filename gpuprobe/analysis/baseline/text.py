@@ -84,8 +84,7 @@ def plain_of(baseline: Baseline) -> dict[str, object]:
         "environment": dict(baseline.environment),
         "steps": baseline.steps,
         "metrics": {
-            name: _amount(value, METRICS[name][0])
-            for name, value in baseline.metrics.items()
+            name: _amount(value, METRICS[name][0]) for name, value in baseline.metrics.items()
         },
         "tolerance": {
             name: {"relative": tolerance.relative, "absolute": tolerance.absolute}

@@ -485,6 +485,4 @@ def counted(places: Mapping[str, int], total: int, unit: str = "count") -> Accou
     rest = total - sum(places.values())
     if rest:
         lines.append(LineShare(NOT_TRACED, rest, 0))
-    return Account(
-        total, tuple(sorted(lines, key=lambda line: (-line.bytes, line.key))), unit=unit
-    )
+    return Account(total, tuple(sorted(lines, key=lambda line: (-line.bytes, line.key))), unit=unit)

@@ -66,9 +66,9 @@ class StepTime:
     by_module: tuple[TimeShare, ...]
     by_line: tuple[TimeShare, ...]
     flops: Count = 0
-    used: Annotated[
-        float | Unavailable, Bounds(0), "of the peak of floating-point operations"
-    ] = NOT_PREDICTED
+    used: Annotated[float | Unavailable, Bounds(0), "of the peak of floating-point operations"] = (
+        NOT_PREDICTED
+    )
     tokens: Count = 0
     images: Count = 0
     left_out: Annotated[tuple[str, ...], "what the time does not contain"] = ()
@@ -78,7 +78,27 @@ class StepTime:
         """``count`` of a step as a rate: the low and the high end."""
         return count / (self.high_ns * 1e-9), count / (self.low_ns * 1e-9)
 
-    def cost(self, price: float, steps: float = 1.0, gpus: int = 1) -> tuple[float, float]:
-        """The cost of so many steps at ``price`` for an hour of one GPU: low and high."""
-        factor = price * gpus * steps / 3600e9
-        return self.low_ns * factor, self.high_ns * factor
+
+@record(frozen=True)
+class Cost:
+    """What training costs at a price for an hour of one GPU, on ``gpus`` of them: the low and the
+    high end for a step, and for a billion (10^9) tokens and a million images, 0 where the steps
+    have none. In the currency of the price.
+    """
+
+    price: Annotated[float, Bounds(0)]
+    gpus: Count
+    step_low: Annotated[float, Bounds(0)]
+    step_high: Annotated[float, Bounds(0)]
+    tokens_low: Annotated[float, Bounds(0), "for 10^9 tokens"] = 0.0
+    tokens_high: Annotated[float, Bounds(0)] = 0.0
+    images_low: Annotated[float, Bounds(0), "for 10^6 images"] = 0.0
+    images_high: Annotated[float, Bounds(0)] = 0.0
+
+
+def cost_of(time: StepTime, price: float, gpus: int) -> Cost:
+    """The cost of steps that each of ``gpus`` makes with its own tokens and images."""
+    low, high = (ns * price * gpus / 3600e9 for ns in (time.low_ns, time.high_ns))
+    tokens = 1e9 / (time.tokens * gpus) if time.tokens else 0.0
+    images = 1e6 / (time.images * gpus) if time.images else 0.0
+    return Cost(price, gpus, low, high, low * tokens, high * tokens, low * images, high * images)

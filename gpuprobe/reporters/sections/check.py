@@ -148,7 +148,7 @@ def verdict(result: CheckResult) -> str:
     if result.mismatches:
         return "the baseline is from another environment"
     if not result.regressions:
-        return "memory is within the baseline"
+        return "within the baseline"
     return f"{plural(len(result.regressions), 'metric')} above the baseline"
 
 

@@ -61,7 +61,7 @@ def estimate_sections(estimate: Estimate, top: int = 8) -> list[Section]:
         )
     if estimate.communication_time:
         tables.append(_times(estimate))
-    tables += step_time_sections(estimate.step_time, top)
+    tables += step_time_sections(estimate.step_time, top, cost=estimate.cost)
     listed = (
         ("Compiled", estimate.compiled),
         ("Assumed", estimate.assumed),

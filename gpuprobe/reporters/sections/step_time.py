@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from gpuprobe.model.plans.step_time import StepTime, TimeShare
+from gpuprobe.model.plans.step_time import Cost, StepTime, TimeShare
 from gpuprobe.model.text import human_ns
 from gpuprobe.model.values import Unavailable
 from gpuprobe.reporters.sections.parts import (
@@ -24,7 +25,7 @@ _LEAST: Final = 0.01  # of the step: smaller shares are not printed
 
 
 def step_time_sections(
-    time: StepTime | Unavailable, top: int, *, full: bool = False
+    time: StepTime | Unavailable, top: int, *, full: bool = False, cost: Cost | None = None
 ) -> list[Section]:
     """The time of a step, what bounds it, and where it goes. ``top``: rows of each table; ``full``:
     all tables, and the sources of the prices.
@@ -32,6 +33,8 @@ def step_time_sections(
     if isinstance(time, Unavailable):
         return [Section("Step time", (Line(f"not predicted: {time.reason}"),), "step-time")]
     parts: list[Part] = [Line(text, "item") for text in _sentences(time)]
+    if cost is not None:
+        parts.append(Line(_cost_text(cost), "item"))
     parts += bulleted([f"not included: {text}" for text in time.left_out])
     found = [Section(headline(time), tuple(parts), "step-time", "Step time")]
     tables = [("Time of a step by line", "line", time.by_line)]
@@ -86,6 +89,22 @@ def _sentences(time: StepTime) -> Iterator[str]:
     )
 
 
+def _cost_text(cost: Cost) -> str:
+    """What a step costs, and a billion tokens or a million images."""
+    gpus = "a GPU" if cost.gpus == 1 else f"each of {cost.gpus} GPUs"
+    texts = [f"{_money(cost.step_low)} to {_money(cost.step_high)} a step"]
+    if cost.tokens_high:
+        texts.append(f"{_money(cost.tokens_low)} to {_money(cost.tokens_high)} a billion tokens")
+    if cost.images_high:
+        texts.append(f"{_money(cost.images_low)} to {_money(cost.images_high)} a million images")
+    return f"at {_money(cost.price)} an hour for {gpus}: {', '.join(texts)}"
+
+
+def _money(value: float) -> str:
+    digits = 2 if value >= 1 or not value else 2 - math.floor(math.log10(value))
+    return f"{value:,.{digits}f}"
+
+
 def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
@@ -118,5 +137,3 @@ def _row(row: TimeShare, time: StepTime, *, place: bool = False) -> Row:
             Cell(row.name, place=place),
         )
     )
-
-

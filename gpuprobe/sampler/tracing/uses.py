@@ -223,8 +223,6 @@ class Uses:
         self._on = True
         patches.add(self.stop)
         patches.add(watch(self._operator))
-        if self.work is not None:
-            self.work.install(patches, self._kernel_begins)
         follow_compiled_calls(patches, self._graph_called, self._graph_returned)
         graph = torch.cuda.CUDAGraph
         for name, report in (
@@ -233,6 +231,11 @@ class Uses:
             ("replay", self._replayed),
         ):
             patches.set(graph, name, self._reporting(getattr(graph, name), report))
+
+    def follow(self, work: WorkTrace, patches: Patches) -> None:
+        """Give operators, and Triton's kernels, to ``work``, too."""
+        self.work = work
+        work.install(patches, self._kernel_begins)
 
     def stop(self) -> None:
         """Watch no more; what was noted is kept."""
@@ -459,6 +462,8 @@ class Uses:
     def _use_by_graph(self, inputs: list[object]) -> None:
         number = self._begins(self._places.here())
         self._name[-1], self._phase[-1] = COMPILED_GRAPH, self._path()
+        if self.work is not None:
+            self.work.graph_called(inputs)
         self._in_graph = len(self._address)
         self._note(inputs, number, USE)
 

@@ -36,6 +36,7 @@ _TEMPLATE: Final = "triton_tem_"
 """How Inductor names the kernels of its templates, which multiply matrices."""
 _DOT: Final = re.compile(r"\btl\.dot(_scaled)?\b|\bwarpgroup_mma\b")
 _CHANNELS: Final = 4  # of images, at most
+_INDICES: Final = (torch.int64, torch.int32)
 _VALUES: Final = frozenset((Action.RECORD, Action.WAIT, Action.HOST_WAITS_EVENT))
 _OPERATORS: Final = {
     Action.COPY: (WorkKind.COPY, "copy"),
@@ -116,8 +117,28 @@ class WorkTrace:
                 key = tuple(weight.shape), weight.data_ptr()
                 self._tokens[key] = self._tokens.get(key, 0) + indices.numel()
         elif work.kind is WorkKind.CONVOLUTION and work.sizes[1] <= _CHANNELS:
-            key = work.sizes[1:]
-            self._images[key] = self._images.get(key, 0) + work.sizes[0]
+            sizes = work.sizes[1:]
+            self._images[sizes] = self._images.get(sizes, 0) + work.sizes[0]
+
+    def graph_called(self, inputs: list[object]) -> None:
+        """A compiled graph is called: it has no operators to be counted, so its inputs are."""
+        if not self.on:
+            return
+        tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+        key = tuple(t.shape for t in tensors)
+        for sums, counts in (
+            (self._tokens, [t.numel() for t in tensors if t.dtype in _INDICES and t.dim() > 1]),
+            (
+                self._images,
+                [
+                    t.shape[0]
+                    for t in tensors
+                    if t.dim() == 4 and t.shape[1] <= _CHANNELS and not t.requires_grad
+                ],
+            ),
+        ):
+            if counts:
+                sums[key] = sums.get(key, 0) + max(counts)
 
     # -- kernels of Triton
 
