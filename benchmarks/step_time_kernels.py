@@ -1,4 +1,4 @@
-"""How far the prices of matrix products are from measured kernels that they were not fitted to.
+"""How far prices are from measured kernels: matrix products that no price was fitted to, attention.
 
     pip download aiconfigurator-core==0.12.0 --no-deps && unzip -d tables aiconfigurator_core*.whl
     python benchmarks/step_time_kernels.py tables            # hold-out figures
@@ -6,8 +6,12 @@
 
 The tables (Apache-2.0, github.com/ai-dynamo/aiconfigurator) have the times of linear layers from
 three sources for each GPU: the benchmarks of SGLang, TensorRT-LLM and vLLM. What is fitted is their
-median. A quarter of the pairs (n, k) is held out for the figures; those of the shipped tables are
-fitted to all.
+median. A quarter of the pairs (n, k) is left out of every fit, the shipped tables' too: the figures
+are those of its shapes with at least 512 rows and 256 columns. ``--write`` also draws some of them
+for ``tests/step_time/held_matmuls.json``.
+
+Attention: all forward calls with a causal mask of the tables that have the kernels torch calls; the
+plateaus of `gpuprobe.step_time.attention` were set by the same tables.
 """
 
 from __future__ import annotations
@@ -25,7 +29,9 @@ from pathlib import Path
 
 import numpy as np
 
+from gpuprobe.model.run.work import Work, WorkKind
 from gpuprobe.step_time import matmul
+from gpuprobe.step_time.prices import Price, Prices, prices
 from gpuprobe.step_time.speeds import all_speeds, element_bytes
 
 SYSTEMS = {
@@ -47,6 +53,17 @@ HELD = 0.25
 MIN_ROWS, MIN_COLUMNS = 512, 256
 """Shapes of training, of which the figures are."""
 MATMUL = Path(matmul.__file__).with_name("matmul.json")
+ROOT = Path(__file__).resolve().parent.parent
+SAMPLE = ROOT / "tests" / "step_time" / "held_matmuls.json"
+SAMPLED = 60
+ATTENTION = (
+    ("a100-80gb", "a100_sxm/attention/sglang/0.5.10", "flash"),
+    ("l40s", "l40s/attention/vllm/0.24.0", "flash"),
+    ("rtx-pro-6000", "rtx_pro_6000_server/attention/vllm/0.24.0", "flash"),
+    ("b200-180gb", "b200_sxm/attention/sglang/0.5.14", "cudnn"),
+)
+SHORTEST = 512
+"""Keys of attention in training."""
 
 
 @dataclass(frozen=True)
@@ -138,40 +155,81 @@ def predicted(codes: bytes, row: Row, base: float) -> float:
 
 
 @dataclass(frozen=True)
-class HoldOut:
-    """Errors on pairs (n, k) that were not fitted: of the median of the sources."""
+class Fit:
+    """A table, and its errors on pairs (n, k) that were left out: of the median of the sources."""
 
-    count: int
+    codes: bytes
+    held: list[Row]
     median: float
     p90: float
     ranges: tuple[tuple[float, float], ...]
 
 
-def hold_out(gpu: str, dtype: str, wave: float, rows: Sequence[Row]) -> HoldOut:
+def fitted(gpu: str, dtype: str, wave: float, rows: Sequence[Row]) -> Fit:
     pairs = sorted({(row.n, row.k) for row in rows})
-    held = set(random.Random(0).sample(pairs, int(len(pairs) * HELD)))
-    train = [row for row in rows if (row.n, row.k) not in held]
+    left_out = set(random.Random(0).sample(pairs, int(len(pairs) * HELD)))
+    train = [row for row in rows if (row.n, row.k) not in left_out]
     codes = encoded(fit(train, rooflines(gpu, dtype, wave, train)))
-    test = [
+    held = [
         row
         for row in rows
-        if (row.n, row.k) in held and row.m >= MIN_ROWS and min(row.n, row.k) >= MIN_COLUMNS
+        if (row.n, row.k) in left_out and row.m >= MIN_ROWS and min(row.n, row.k) >= MIN_COLUMNS
     ]
     errors: list[float] = []
     classes: list[list[float]] = [[] for _ in range(len(matmul.SIZE_CLASSES) + 1)]
-    for row, base in zip(test, rooflines(gpu, dtype, wave, test), strict=True):
+    for row, base in zip(held, rooflines(gpu, dtype, wave, held), strict=True):
         seconds = predicted(codes, row, base)
         errors.append(abs(log(row.median / seconds)))
         kind = sum(seconds >= limit for limit in matmul.SIZE_CLASSES)
         classes[kind] += [each / seconds for each in row.seconds]
-    return HoldOut(
-        len(test),
+    return Fit(
+        codes,
+        held,
         exp(statistics.median(errors)) - 1,
         exp(_quantile(errors, 0.9)) - 1,
         tuple(
             (min(1.0, _quantile(each, RANGE[0])), max(1.0, _quantile(each, RANGE[1])))
             for each in classes
         ),
+    )
+
+
+def attention(root: Path, gpu: str, folder: str, implementation: str) -> str:
+    """One line on the forward calls of a table."""
+    import pyarrow.parquet as pq  # 0.2 s; only here
+
+    path = root / "aiconfigurator_core" / "systems" / "data" / folder
+    one = prices(gpu)
+    assert isinstance(one, Prices)
+    errors: list[float] = []
+    inside = 0
+    for row in pq.read_table(path / "context_attention_perf.parquet").to_pylist():
+        plain = row["attn_dtype"] == row["kv_cache_dtype"] == "bfloat16"
+        whole = row["step"] == 0 and row.get("window_size", 0) == 0
+        if not plain or not whole or row["isl"] < SHORTEST or row["kernel_source"] == "triton":
+            continue
+        batch, heads, keys, size = (row[x] for x in ("batch_size", "num_heads", "isl", "head_dim"))
+        groups = row["num_key_value_heads"] or heads
+        price = one.of(
+            Work(
+                "attention",
+                WorkKind.ATTENTION,
+                "bfloat16",
+                (batch, heads, groups, keys, keys, size, size),
+                f"{implementation} causal",
+                read=2 * batch * keys * size * (heads + 2 * groups),
+                written=2 * batch * keys * size * heads,
+            ),
+            1,
+        )
+        assert isinstance(price, Price)
+        seconds = row["latency"] / 1e3
+        errors.append(abs(log(seconds / price.expected)))
+        inside += price.low <= seconds <= price.high
+    return (
+        f"{gpu:14} {implementation}: {len(errors):,} calls, median error "
+        f"{exp(statistics.median(errors)) - 1:.1%}, 90% within "
+        f"{exp(_quantile(errors, 0.9)) - 1:.1%}; {inside / len(errors):.0%} in the range"
     )
 
 
@@ -186,38 +244,44 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write the fitted tables")
     options = parser.parse_args()
     entries = []
+    sample: dict[str, list[list[float]]] = {}
     for gpu, system in SYSTEMS.items():
         for theirs, dtype in NAMES.items():
             rows, sources = measured(options.tables, system, theirs)
             if not rows:
                 continue
-            trials = {wave: hold_out(gpu, dtype, wave, rows) for wave in WAVES}
+            trials = {wave: fitted(gpu, dtype, wave, rows) for wave in WAVES}
             wave = min(trials, key=lambda each: trials[each].median)
             result = trials[wave]
             print(
-                f"{gpu:14} {dtype:9} wave {wave}: {result.count:,} held shapes, median error "
+                f"{gpu:14} {dtype:9} wave {wave}: {len(result.held):,} held shapes, median error "
                 f"{result.median:.1%}, 90% within {result.p90:.1%}; ranges "
                 + ", ".join(f"{low:.2f}-{high:.2f}" for low, high in result.ranges),
                 flush=True,
             )
-            if options.write:
-                values = fit(rows, rooflines(gpu, dtype, wave, rows))
-                entries.append(
-                    {
-                        "gpu": gpu,
-                        "dtype": dtype,
-                        "wave": wave,
-                        "held_median": round(result.median, 4),
-                        "held_p90": round(result.p90, 4),
-                        "ranges": [[round(x, 3) for x in each] for each in result.ranges],
-                        "source": f"{len(rows):,} linear layers in {dtype}, measured on "
-                        f"{all_speeds()[gpu].title} by {sources}: aiconfigurator-core 0.12.0 "
-                        "(2026, Apache-2.0)",
-                        "codes": b85encode(encoded(values)).decode(),
-                    }
-                )
+            entries.append(
+                {
+                    "gpu": gpu,
+                    "dtype": dtype,
+                    "wave": wave,
+                    "held_median": round(result.median, 4),
+                    "held_p90": round(result.p90, 4),
+                    "ranges": [[round(x, 3) for x in each] for each in result.ranges],
+                    "source": f"{len(rows):,} linear layers in {dtype}, measured on "
+                    f"{all_speeds()[gpu].title} by {sources}: aiconfigurator-core 0.12.0 "
+                    "(2026, Apache-2.0)",
+                    "codes": b85encode(result.codes).decode(),
+                }
+            )
+            sample[f"{gpu} {dtype}"] = [
+                [row.m, row.n, row.k, row.median]
+                for row in random.Random(1).sample(result.held, SAMPLED)
+            ]
+    for gpu, folder, implementation in ATTENTION:
+        print(attention(options.tables, gpu, folder, implementation), flush=True)
     if options.write:
         MATMUL.write_text(json.dumps({"tables": entries}, indent=1) + "\n", encoding="utf-8")
+        SAMPLE.write_text(json.dumps(sample) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

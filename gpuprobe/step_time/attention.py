@@ -2,12 +2,12 @@
 
 The share is ``plateau * s / (s + s0) * fill``: ``s`` is the number of keys, ``fill`` how evenly
 the blocks of queries occupy the GPU. Plateaus, ``s0`` and the shares of causal masks are those of
-published figures: for A100 the forward tables of aiconfigurator-core 0.12.0 (FlashAttention-2, head
-size 128) and SimuMax's ``configs/system/a100_pcie.json`` (backward, 32 to 4 heads); for H100
-figures 5 and 6 of the FlashAttention-3 paper (arXiv 2407.08608), which also have FlashAttention-2
-and cuDNN, forward and backward. `scaled_dot_product_attention` calls FlashAttention-2 on all GPUs.
-The backward pass has 2.5 times the multiplications of the forward pass (FlashAttention-2,
-arXiv 2307.08691, section 4.1).
+published figures. A100: the forward tables of aiconfigurator-core 0.12.0 (FlashAttention-2, head
+size 128), and SimuMax's ``configs/system/a100_pcie.json`` (backward, 32 to 4 heads). B200: the same
+tables, and SimuMax's ``b200_bf16_ceperm.json`` (cuDNN). H100: figures 5 and 6 of the
+FlashAttention-3 paper (arXiv 2407.08608), which also have FlashAttention-2 and cuDNN, forward and
+backward. `scaled_dot_product_attention` calls FlashAttention-2 on all GPUs. The backward pass has
+2.5 times the multiplications of the forward pass (FlashAttention-2, arXiv 2307.08691, section 4.1).
 """
 
 from __future__ import annotations
@@ -28,19 +28,24 @@ _Plateaus = dict[int, tuple[float, float]]
 """By head size: share of the peak in the forward and the backward pass, long and not causal."""
 
 _FLASH: Final[dict[str, _Plateaus]] = {
-    "ampere": {64: (0.63, 0.55), 128: (0.75, 0.65), 256: (0.64, 0.5)},
+    "ampere": {64: (0.63, 0.55), 128: (0.74, 0.66), 192: (0.71, 0.56), 256: (0.64, 0.5)},
     "ampere-professional": {64: (0.55, 0.45), 128: (0.6, 0.48), 256: (0.5, 0.38)},
     "ampere-consumer": {64: (0.85, 0.68), 128: (0.88, 0.7), 256: (0.75, 0.55)},
-    "ada": {64: (0.52, 0.42), 128: (0.56, 0.46), 256: (0.53, 0.4)},
+    "ada": {64: (0.53, 0.43), 128: (0.6, 0.48), 192: (0.6, 0.46), 256: (0.63, 0.45)},
     "ada-consumer": {64: (0.85, 0.7), 128: (0.9, 0.72), 256: (0.8, 0.6)},
     "hopper": {64: (0.328, 0.294), 128: (0.374, 0.326), 256: (0.33, 0.27)},
     "blackwell": {64: (0.17, 0.14), 128: (0.2, 0.16), 256: (0.18, 0.14)},
-    "blackwell-professional": {64: (0.58, 0.47), 128: (0.63, 0.5), 256: (0.6, 0.42)},
+    "blackwell-professional": {
+        64: (0.6, 0.48),
+        128: (0.69, 0.54),
+        192: (0.69, 0.5),
+        256: (0.73, 0.5),
+    },
     "blackwell-consumer": {64: (0.85, 0.7), 128: (0.9, 0.72), 256: (0.8, 0.6)},
 }
 _CUDNN: Final[dict[str, _Plateaus]] = {
     "hopper": {64: (0.417, 0.438), 128: (0.61, 0.525), 256: (0.587, 0.45)},
-    "blackwell": {64: (0.36, 0.28), 128: (0.6, 0.45), 256: (0.62, 0.42)},
+    "blackwell": {64: (0.41, 0.35), 128: (0.67, 0.57), 192: (0.66, 0.45), 256: (0.74, 0.5)},
 }
 """On GPUs before Hopper as FlashAttention-2."""
 _EFFICIENT: Final = (0.5, 0.45)
@@ -55,6 +60,8 @@ _PUBLISHED: Final = ("ampere", "hopper")
 _CAUSAL: Final = 0.91
 _KEYS: Final = {(False, False): 80, (False, True): 240, (True, False): 300, (True, True): 420}
 """``s0`` by causal, backward."""
+_KEYS_BLACKWELL: Final = 900
+"""``s0`` of the forward pass there: kernels twice as fast take as long to start."""
 _UNEVEN: Final = {(False, False): 0.5, (False, True): 0.6, (True, False): 1.5, (True, True): 0.8}
 """Blocks for each processor that are lost at the end of a kernel, by causal, backward."""
 _FULL: Final = 15.5
@@ -99,7 +106,7 @@ def price(work: Work, speeds: Speeds, kernels: int) -> Priced | Unavailable:
     low, high = speeds.kept
     kept = (low + high) / 2
     batch, heads, _, queries, keys, _, _ = work.sizes
-    reach = keys / (keys + _KEYS[causal, backward])
+    reach = keys / (keys + _keys(speeds.architecture, causal, backward))
     blocks = batch * heads * -(-queries // _BLOCK) / speeds.processors
     speed = peak * kept * plateau * reach * (_CAUSAL if causal else 1.0)
     speed *= _fill(blocks, causal, backward) / _fill(_FULL, causal, backward)
@@ -112,6 +119,12 @@ def price(work: Work, speeds: Speeds, kernels: int) -> Priced | Unavailable:
         factors = factors.wider(_WIDE)
     factors = factors.wider(Factors(kept / high, kept / low))
     return Priced(factors.price(seconds, source), _LINE)
+
+
+def _keys(architecture: str, causal: bool, backward: bool) -> int:
+    if architecture == "blackwell" and not backward:
+        return _KEYS_BLACKWELL
+    return _KEYS[causal, backward]
 
 
 def _fill(blocks: float, causal: bool, backward: bool) -> float:
@@ -159,9 +172,7 @@ def _plateau(
 
 
 def _at(plateaus: _Plateaus, size: int) -> tuple[float, float]:
-    """Of the next larger head size that is known: kernels are compiled for 64, 128 and 256, and
-    between them compute part of what they could.
-    """
+    """Of the next larger head size that is known: for those between, part of a kernel is idle."""
     known = min((each for each in plateaus if each >= size), default=max(plateaus))
     idle = min(1.0, size / known) if size > known // 2 else 0.5
     forward, backward = plateaus[known]

@@ -12,8 +12,15 @@ from gpuprobe.step_time.price import Factors, Price, Priced, PriceSource
 from gpuprobe.step_time.speeds import Speeds
 
 _OVER_PRODUCT: Final = 1.25
-"""Time over that of the product: indices, borders, and the layout's conversion (NCHW)."""
+"""Time over that of the product, on tensor cores: indices, borders, conversion of the layout."""
 _FACTORS: Final = Factors(0.55, 2.2)
+_PLAIN: Final = 1.05
+_PLAIN_FACTORS: Final = Factors(0.6, 1.8)
+_WINOGRAD: Final = 0.7
+_WINOGRAD_FACTORS: Final = Factors(0.4, 2.0)
+"""Without tensor cores, and of 3 by 3 kernels, for which cuDNN can multiply less (Winograd): fitted
+to the convolutions of NeuSight on P100, T4, V100 and A100, about 5,000 each (github.com/sitar-lab/
+NeuSight, scripts/asplos/data/dataset/train/collect/conv, MIT)."""
 _FEW_CHANNELS: Final = Factors(0.5, 3.0)
 """Groups, and few channels: cuDNN has kernels of several kinds."""
 _REACH: Final = 0.6
@@ -42,12 +49,23 @@ def price(work: Work, speeds: Speeds, kernels: int) -> Priced | Unavailable:
     if isinstance(priced, Unavailable):
         return priced
     moved = (work.read + work.written) / (_REACH * speeds.bandwidth)
-    seconds = max(priced.price.expected * passes * _OVER_PRODUCT, moved)
+    over, factors = _over(work.dtype, kernel)
+    seconds = max(priced.price.expected * passes * over, moved)
     seconds += matmul.START * max(0, kernels - 1)
-    factors = _FACTORS if groups == 1 and channels >= 16 else _FEW_CHANNELS
+    if groups > 1 or channels < 16:
+        factors = factors.wider(_FEW_CHANNELS)
     expected: Price = factors.price(seconds, _source(priced.price.source))
     line = f"{priced.provenance}; convolutions as matrix products, estimated"
     return Priced(expected, line)
+
+
+def _over(dtype: str, kernel: int) -> tuple[float, Factors]:
+    """Time over that of the product, and its range."""
+    if dtype not in ("float32", "float64"):
+        return _OVER_PRODUCT, _FACTORS
+    if kernel == 9 and dtype == "float32":
+        return _WINOGRAD, _WINOGRAD_FACTORS
+    return _PLAIN, _PLAIN_FACTORS
 
 
 def _padded(product: Work) -> Work:

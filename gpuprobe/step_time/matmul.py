@@ -44,10 +44,10 @@ _LAYOUT: Final = {"NT": (1.0, 1.0), "NN": (1.0, 1.05), "TN": (1.02, 1.08), "TT":
 configs/system/a100_pcie.json, 61 shapes in three layouts): in the median NN takes as long as the
 linear layer's, TN 3% longer when it also adds into float32."""
 _PLAIN: Final = {
-    "pascal": (0.8, 0.9, 0.97),
-    "volta": (0.8, 0.9, 0.97),
-    "turing": (0.45, 0.65, 0.95),
-    "ampere": (0.85, 0.92, 0.97),
+    "pascal": (0.6, 0.75, 0.92),
+    "volta": (0.8, 0.92, 0.97),
+    "turing": (0.5, 0.7, 0.9),
+    "ampere": (0.76, 0.84, 0.94),
     "ampere-consumer": (0.5, 0.68, 0.9),
     "ampere-professional": (0.45, 0.65, 0.9),
     "ada": (0.45, 0.65, 0.9),
@@ -57,8 +57,17 @@ _PLAIN: Final = {
     "blackwell-consumer": (0.45, 0.65, 0.9),
     "blackwell-professional": (0.45, 0.65, 0.9),
 }
-"""Share of the peak that products without tensor cores reach: low, expected, high. Where the peak
-counts units that also compute integers and addresses (GA102 and later), less."""
+"""Share of the peak that products without tensor cores reach: low, expected, high. Pascal, Volta,
+A100 and T4: fitted to the linear layers and batched products of NeuSight (github.com/sitar-lab/
+NeuSight, scripts/asplos/data/dataset/train, MIT). The others are estimated: where the peak counts
+units that also compute integers (GA102 and later), less."""
+_PLAIN_TILE: Final = 64
+_PLAIN_FILL: Final = 0.2
+_PLAIN_DEPTH: Final = 30
+"""What small results and few columns cost, fitted to the same."""
+_PLAIN_BANDWIDTH: Final = 0.8
+_PLAIN_RANGE: Final = Factors(0.8, 1.25)
+_PLAIN_SMALL: Final = Factors(0.6, 1.8)
 _SAME_CHIP: Final = Factors(0.94, 1.08)
 """Tables of the same GPU and shape from different machines differ by 2 to 4%."""
 _GENERIC: Final = Factors(0.82, 1.22)
@@ -213,15 +222,16 @@ def _on_tensor_cores(
 
 
 def _plain(speeds: Speeds, peak: float, name: str, batch: int, m: int, n: int, k: int) -> _Result:
-    low, expected, high = _PLAIN[speeds.architecture]
-    clock_low, clock_high = speeds.kept
-    kept = (clock_low + clock_high) / 2
-    roof = Roof(peak * expected * kept, speeds.bandwidth * 0.85, speeds.processors, 0.5)
+    low, expected, high = speeds.plain or _PLAIN[speeds.architecture]
     size = element_bytes(name)
-    seconds = roofline(roof, m, n, k, size, size, batch)
-    factors = Factors(expected / high, expected / low)
-    factors = factors.wider(Factors(kept / clock_high, kept / clock_low))
-    line = f"{speeds.source}; share of its peak: estimated for {speeds.architecture}"
+    tiles = batch * math.ceil(m / _PLAIN_TILE) * math.ceil(n / _PLAIN_TILE)
+    computed = 2 * tiles * _PLAIN_TILE**2 * k / (peak * expected)
+    computed *= (1 + _PLAIN_FILL * speeds.processors / tiles) * (1 + _PLAIN_DEPTH / k)
+    moved = batch * size * (m * k + k * n + m * n) / (_PLAIN_BANDWIDTH * speeds.bandwidth)
+    seconds = max(computed, moved) + START
+    factors = _PLAIN_RANGE if seconds >= SIZE_CLASSES[1] else _PLAIN_SMALL
+    factors = factors.wider(Factors(expected / high, expected / low))
+    line = f"{speeds.source}; share of its peak: NeuSight's kernels, estimated by architecture"
     return seconds, factors, PriceSource.GENERIC, line
 
 

@@ -38,7 +38,9 @@ class Speeds:
     second in one direction, 0 if it has none. ``table``: the GPU with measured kernels that has the
     same chip or architecture, ``own`` if it is this very GPU, ``chip`` if it is the same chip.
     ``sustained``: low and high; with a table of the same chip, the share of the measured speed that
-    is kept under load; without, the share of the peak that large products reach.
+    is kept under load; without, the share of the peak that large products reach. ``plain``: share
+    of the peak that products without tensor cores reach, low, expected and high; empty where it is
+    that of the architecture.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Speeds:
     own: bool
     chip: bool
     sustained: tuple[float, float]
+    plain: tuple[float, ...]
     source: str
 
     @property
@@ -107,6 +110,7 @@ def all_speeds() -> Mapping[str, Speeds]:
             own=entry["kernels"] == "own",
             chip=entry["kernels"] in ("own", "same chip"),
             sustained=(entry["sustained"][0], entry["sustained"][1]),
+            plain=tuple(entry.get("plain", ())),
             source=sources[entry["source"]],
         )
         for name, entry in document["gpus"].items()
