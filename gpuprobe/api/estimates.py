@@ -454,6 +454,7 @@ def _estimate(
     from gpuprobe.planning.processes import NO_PROCESSES
     from gpuprobe.planning.trials import Attempt
     from gpuprobe.sampler.environment import as_rank
+    from gpuprobe.step_time.recorded import step_time_of
 
     measured = NativeMeasurement(options, job, bounded=bounded)
     rank = (job.rank, job.rank % measured.count, job.ranks, job.environment(measured.count))
@@ -499,6 +500,12 @@ def _estimate(
         worst = fullest(outcome, fits)
         about = f"cuda:{worst.index}" if len(outcome.devices) > 1 else ""
         report = summary(mine, top=1_000_000, device=about)
+        time = step_time_of(
+            ranks[0],
+            worst.model.name,
+            per_node=per_node,
+            network=links.network if links is not None else 0.0,
+        )
         rows = device_rows(outcome, fits, mine)
     found = estimate_of(
         outcome,
@@ -512,6 +519,7 @@ def _estimate(
         per_node,
         collected(),
         handler,
+        time,
     )
     decided, largest = measured.unknown_read()
     return Attempt(found, decided or largest, measured.too_large())

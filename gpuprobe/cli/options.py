@@ -44,6 +44,17 @@ def seconds(text: str) -> float:
     return number
 
 
+def amount(text: str) -> float:
+    """A number above 0. Raises ArgumentTypeError."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number above 0, found {text!r}")
+    return number
+
+
 def positives(text: str) -> list[int]:
     """Whole numbers from 1. Raises ArgumentTypeError."""
     return [positive(part.strip()) for part in text.split(",")]

@@ -47,6 +47,15 @@ class Prices:
         self._known: dict[tuple[Work, int], Price | Unavailable] = {}
 
     @property
+    def bandwidth(self) -> float:
+        """Of the GPU's memory, bytes a second."""
+        return self._speeds.bandwidth
+
+    def rate(self, dtype: str) -> float | Unavailable:
+        """The peak for products of that type, multiplications and additions a second."""
+        return self._speeds.rate(dtype)
+
+    @property
     def provenance(self) -> tuple[str, ...]:
         """A line for each source of the prices so far."""
         return tuple(self._provenance)

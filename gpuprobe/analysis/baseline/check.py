@@ -36,10 +36,11 @@ from gpuprobe.model.findings import Level
 from gpuprobe.model.needs import Need
 from gpuprobe.model.place import Place, parse_place
 from gpuprobe.model.rules import Rule, define
-from gpuprobe.model.text import human_bytes
+from gpuprobe.model.text import amount, human_bytes
 
 _UPDATE = "if this is intended, run gpuprobe baseline update"
 _KIND = "memory-regression"
+_KINDS = {"step_time": "time-regression"}
 
 ENVIRONMENT = define(
     "GPM-environment",
@@ -73,11 +74,13 @@ _WHY = {
     "implicit_syncs_per_step": "Each implicit synchronisation makes the host wait for the device,\n"
     "which is then idle.",
     "races": "Two streams use one tensor without synchronisation: the results are random.",
+    "step_time": "The predicted time of a training step: its work on this GPU, played in time.\n"
+    "The same program gives the same figure, on every machine.",
 }
 _METRICS = {
     name: define(
         f"GPM-{name}",
-        _KIND,
+        _KINDS.get(name, _KIND),
         Level.ERROR,
         f"{name} is not above the baseline",
         description=_WHY[name],
@@ -158,7 +161,7 @@ def check_baseline(
             rows = join_rows(_shares(old), _shares(new), lines)
             here = replace(context, evaluation=name == "phase evaluation")
             causes: tuple[Cause, ...] = ()
-            if blame is not None and new.unit == "bytes":
+            if blame is not None and new.unit != "count":
                 causes = changed_lines(rows, old, new, here, blame)
             cause = explain(rows, old, new, here, _NOUNS.get(name, ""))
             if cause is not None and cause.place not in {item.place for item in causes}:
@@ -499,7 +502,7 @@ def with_repeats(result: CheckResult, others: Sequence[MeasuredRun]) -> CheckRes
     def checked(metric: MetricResult, values: list[int]) -> MetricResult:
         every = sorted({metric.after, *values})
         if len(every) > 1:
-            amounts = [human_bytes(n) if metric.unit == "bytes" else str(n) for n in every]
+            amounts = [amount(n, metric.unit) for n in every]
             texts.append(f"{metric.name} {', '.join(amounts)}")
         if not metric.regressed or every[0] > metric.limit:
             return metric

@@ -25,6 +25,7 @@ from gpuprobe.cli.options import (
     add_formats,
     add_program,
     add_top,
+    amount,
     format_of,
     output_to_stderr,
     positive,
@@ -62,6 +63,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=0,
         metavar="N",
         help="with --link: ranks on each node (default: the number of GPUs of --gpu)",
+    )
+    parser.add_argument(
+        "--price",
+        type=amount,
+        default=0.0,
+        metavar="PRICE",
+        help="of an hour of one GPU: also print what a step and a billion tokens cost",
     )
     parser.add_argument(
         "-o", "--output", metavar="NAME.gpuprobe", help="keep the recording of the simulated ranks"
@@ -117,6 +125,7 @@ def _estimate(args: argparse.Namespace, target: Target, model: ModelScript | Non
     from gpuprobe.api import watch
     from gpuprobe.api.estimates import estimate_program
     from gpuprobe.api.render import render
+    from gpuprobe.model.plans.step_time import StepTime, cost_of
 
     program = watch.program(*target)
     progress = status_line.PROGRESS  # without one, the command was called from Python
@@ -140,6 +149,9 @@ def _estimate(args: argparse.Namespace, target: Target, model: ModelScript | Non
         )
     if model is not None:
         found = replace(found, model=model.choices)
+    if args.price and isinstance(found.step_time, StepTime):
+        gpus = max(found.ranks, found.devices)
+        found = replace(found, cost=cost_of(found.step_time, args.price, gpus))
     # A written script may be in a temporary folder, whose name is random.
     folder = Path.cwd() if model is None else Path(model.path).parent.absolute()
     render(found, format_of(args), sys.stdout, top=args.top, cwd=str(folder))

@@ -1,0 +1,139 @@
+"""The predicted time of a step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from gpuprobe.model.plans.step_time import Cost, StepTime, TimeShare
+from gpuprobe.model.text import human_ns
+from gpuprobe.model.values import Unavailable
+from gpuprobe.reporters.sections.parts import (
+    Cell,
+    Column,
+    Line,
+    Part,
+    Row,
+    Section,
+    Table,
+    bulleted,
+    duration,
+)
+
+_LEAST: Final = 0.01  # of the step: smaller shares are not printed
+
+
+def step_time_sections(
+    time: StepTime | Unavailable, top: int, *, full: bool = False, cost: Cost | None = None
+) -> list[Section]:
+    """The time of a step, what bounds it, and where it goes. ``top``: rows of each table; ``full``:
+    all tables, and the sources of the prices.
+    """
+    if isinstance(time, Unavailable):
+        return [Section("Step time", (Line(f"not predicted: {time.reason}"),), "step-time")]
+    parts: list[Part] = [Line(text, "item") for text in _sentences(time)]
+    if cost is not None:
+        parts.append(Line(_cost_text(cost), "item"))
+    parts += bulleted([f"not included: {text}" for text in time.left_out])
+    found = [Section(headline(time), tuple(parts), "step-time", "Step time")]
+    tables = [("Time of a step by line", "line", time.by_line)]
+    if full:
+        tables += [
+            ("Time of a step by kind of work", "kind", time.by_kind),
+            ("Time of a step by phase", "phase", time.by_phase),
+            ("Time of a step by module", "module", time.by_module),
+        ]
+    for title, by, rows in tables:
+        found.append(Section(title, (_table(by, rows, time, top),), f"step-time-{by}"))
+    if full and time.sources:
+        found.append(Section("Prices", bulleted(time.sources), "step-time-prices"))
+    return found
+
+
+def headline(time: StepTime) -> str:
+    """``Step time on h100-80gb: 13.5 ms (12.6 to 15.7 ms), predicted``."""
+    return f"Step time on {time.gpu}: {span_text(time)}, predicted"
+
+
+def span_text(time: StepTime) -> str:
+    """The expected time with its range."""
+    low, high = human_ns(time.low_ns), human_ns(time.high_ns)
+    unit = high.rpartition(" ")[2]
+    if low.endswith(f" {unit}"):
+        low = low.rpartition(" ")[0]
+    return f"{human_ns(time.expected_ns)} ({low} to {high})"
+
+
+def _sentences(time: StepTime) -> Iterator[str]:
+    rates = [
+        f"{_number(low)} to {_number(high)} {name} a second"
+        for count, name in ((time.tokens, "tokens"), (time.images, "images"))
+        if count
+        for low, high in (time.per_second(count),)
+    ]
+    used = time.used
+    if not isinstance(used, Unavailable):
+        rates.append(f"{used:.0%} of the GPU's peak (MFU)")
+    if rates:
+        yield ", ".join(rates)
+    shares = [
+        f"{row.name} {row.ns / time.expected_ns:.0%}"
+        for row in time.bounds
+        if row.ns >= _LEAST * time.expected_ns
+    ]
+    yield f"bound by {', '.join(shares)}" if shares else "nothing bounds it"
+    yield (
+        f"prices from measured kernels of this GPU: {time.measured:.0%} of the GPU's time; "
+        "the rest is by models"
+    )
+
+
+def _cost_text(cost: Cost) -> str:
+    """What a step costs, and a billion tokens or a million images."""
+    gpus = "a GPU" if cost.gpus == 1 else f"each of {cost.gpus} GPUs"
+    texts = [f"{_money(cost.step_low)} to {_money(cost.step_high)} a step"]
+    if cost.tokens_high:
+        texts.append(f"{_money(cost.tokens_low)} to {_money(cost.tokens_high)} a billion tokens")
+    if cost.images_high:
+        texts.append(f"{_money(cost.images_low)} to {_money(cost.images_high)} a million images")
+    return f"at {_money(cost.price)} an hour for {gpus}: {', '.join(texts)}"
+
+
+def _money(value: float) -> str:
+    digits = 2 if value >= 1 or not value else 2 - math.floor(math.log10(value))
+    return f"{value:,.{digits}f}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _table(by: str, shares: Sequence[TimeShare], time: StepTime, top: int) -> Table:
+    columns = (
+        Column("time", 10, number=True),
+        Column("share", 6, gap=1, number=True),
+        Column("calls", 7, gap=1, number=True),
+        Column(by, 0, gap=2, cut=False),
+    )
+    shown = [row for row in shares[:top] if row.ns]
+    rest = [row for row in shares if row not in shown]
+    rows = [_row(row, time, place=by == "line") for row in shown]
+    foot = []
+    if any(row.ns for row in rest):
+        name = f"({len(rest)} more)"
+        sums = TimeShare(name, sum(row.ns for row in rest), sum(row.calls for row in rest))
+        foot.append(_row(sums, time))
+    return Table(f"time by {by}", columns, tuple(rows), tuple(foot))
+
+
+def _row(row: TimeShare, time: StepTime, *, place: bool = False) -> Row:
+    share = row.ns / time.expected_ns if time.expected_ns else 0.0
+    return Row(
+        (
+            duration(row.ns),
+            Cell(f"{share:.0%}", share),
+            Cell(f"{row.calls:,}" if row.calls else "", row.calls),
+            Cell(row.name, place=place),
+        )
+    )
