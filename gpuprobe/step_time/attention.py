@@ -81,9 +81,11 @@ _LINE: Final = (
 
 
 def multiplications(work: Work) -> float:
-    """Multiplications and additions of a call, from its sizes: with a causal mask those of the
-    pairs that it keeps.
+    """Multiplications and additions of a call: as recorded, which leaves out what a mask or window
+    does, else by its sizes, with a causal mask those of the pairs that it keeps.
     """
+    if work.flops:
+        return float(work.flops)
     batch, heads, _, queries, keys, size, value_size = work.sizes
     pairs = float(queries * keys)
     if work.variant.endswith(" causal"):

@@ -12,7 +12,9 @@ from gpuprobe.step_time.price import Factors, Price, Priced, PriceSource
 from gpuprobe.step_time.speeds import Speeds
 
 _OVER_PRODUCT: Final = 1.25
-"""Time over that of the product, on tensor cores: indices, borders, conversion of the layout."""
+_CHANNELS_LAST: Final = 1.1
+"""Time over that of the product, on tensor cores: indices and borders, and unless channels are last
+in memory the conversion of the layout. Estimated."""
 _FACTORS: Final = Factors(0.55, 2.2)
 _PLAIN: Final = 1.05
 _PLAIN_FACTORS: Final = Factors(0.6, 1.8)
@@ -49,7 +51,7 @@ def price(work: Work, speeds: Speeds, kernels: int) -> Priced | Unavailable:
     if isinstance(priced, Unavailable):
         return priced
     moved = (work.read + work.written) / (_REACH * speeds.bandwidth)
-    over, factors = _over(work.dtype, kernel)
+    over, factors = _over(work, kernel)
     seconds = max(priced.price.expected * passes * over, moved)
     seconds += matmul.START * max(0, kernels - 1)
     if groups > 1 or channels < 16:
@@ -59,11 +61,11 @@ def price(work: Work, speeds: Speeds, kernels: int) -> Priced | Unavailable:
     return Priced(expected, line)
 
 
-def _over(dtype: str, kernel: int) -> tuple[float, Factors]:
+def _over(work: Work, kernel: int) -> tuple[float, Factors]:
     """Time over that of the product, and its range."""
-    if dtype not in ("float32", "float64"):
-        return _OVER_PRODUCT, _FACTORS
-    if kernel == 9 and dtype == "float32":
+    if work.dtype not in ("float32", "float64"):
+        return (_CHANNELS_LAST if work.variant == "channels last" else _OVER_PRODUCT), _FACTORS
+    if kernel == 9 and work.dtype == "float32":
         return _WINOGRAD, _WINOGRAD_FACTORS
     return _PLAIN, _PLAIN_FACTORS
 

@@ -35,6 +35,7 @@ _FAMILIES: Final = (
     ("softmax", _Reach(0.62, Factors(0.7, 1.4))),
     ("norm_backward", _Reach(0.38, Factors(0.7, 1.6))),
     ("layer_norm", _Reach(0.56, Factors(0.65, 1.5))),
+    ("rms_norm", _Reach(0.56, Factors(0.65, 1.5))),
     ("group_norm", _Reach(0.5, Factors(0.6, 1.8))),
     ("batch_norm", _Reach(0.5, Factors(0.6, 1.8))),
     ("dropout", _Reach(0.7, Factors(0.8, 1.4))),

@@ -200,6 +200,26 @@ def test_attention_on_h100_is_as_published(
     assert result.low <= flops / published <= result.high
 
 
+def test_attention_with_a_window_costs_its_recorded_multiplications() -> None:
+    shape = (1, 32, 8, 16384, 16384, 128, 128)
+    whole = price("h100-80gb", fused("flash causal", *shape))
+    flops = 4 * 32 * 16384 * 1024 * 128
+    window = Work("attention", WorkKind.ATTENTION, "float16", shape, "flash causal", flops)
+    assert price("h100-80gb", window).expected < whole.expected / 7
+
+
+def test_convolutions_with_channels_last_are_not_converted() -> None:
+    sizes = (64, 256, 256, 3136, 9, 1)
+    flops = 2 * 64 * 256 * 256 * 3136 * 9
+    plain, last = (
+        Work("conv", WorkKind.CONVOLUTION, "float16", sizes, variant, flops)
+        for variant in ("", "channels last")
+    )
+    assert price("a100-80gb", last).expected < price("a100-80gb", plain).expected
+    both = Work("conv", WorkKind.CONVOLUTION_BACKWARD, "float16", sizes, "", 2 * flops)
+    assert price("a100-80gb", both).expected > 1.9 * price("a100-80gb", plain).expected
+
+
 def test_collectives_of_several_nodes_need_a_network() -> None:
     work = Work("nccl", WorkKind.COLLECTIVE, "bfloat16", (16, 2), "AllReduce", 0, 1 << 28)
     result = of("h100-80gb", work)
