@@ -22,7 +22,7 @@ from gpuprobe.model.run.work import Action, StepWork, Work, WorkKind, WorkPlace,
 from gpuprobe.model.values import Nanoseconds, Unavailable
 from gpuprobe.step_time.price import Price, PriceSource
 from gpuprobe.step_time.prices import Prices
-from gpuprobe.step_time.replay import Costs, Engine, Span, Task, play, tasks_of
+from gpuprobe.step_time.replay import Costs, Resource, TaskSpan, Task, play, tasks_of
 
 MOST_LEFT_OUT: Final = 0.05
 """Of the bytes of a step, or of its floating-point operations, without a price: with more there is
@@ -67,7 +67,7 @@ def predict(
         for factor, host in ((1.0, 1), (low, 0), (high, 2))
     )
     expected, fast, slow = (_ns(e[-1] - e[-2]) for e in (ends, *(e for _, e in others)))
-    gpu = [span for span in spans[-1] if span.engine is not Engine.HOST]
+    gpu = [span for span in spans[-1] if span.resource is not Resource.HOST]
     parts = _parts(priced, spans, (ends[-2], ends[-1]), prices)
     flops = sum(task.work.flops for task in _calls(tasks) if task.work is not None)
     return StepTime(
@@ -202,7 +202,7 @@ def _range(priced: _Priced) -> tuple[float, float]:
 
 def _played(
     priced: _Priced, devices: Sequence[str], prices: Prices, factor: float, which: int
-) -> tuple[list[list[Span]], list[float]]:
+) -> tuple[list[list[TaskSpan]], list[float]]:
     """The spans of two steps, and when each ended, in seconds. ``which``: the low (0),
     expected (1) or high (2) cost of the host.
     """
@@ -232,7 +232,7 @@ def _at(price: Price, which: int) -> float:
     return (price.low, price.expected, price.high)[which]
 
 
-def _measured(priced: _Priced, gpu: Sequence[Span]) -> float:
+def _measured(priced: _Priced, gpu: Sequence[TaskSpan]) -> float:
     total = sum(span.end - span.start for span in gpu)
     measured = sum(
         span.end - span.start
@@ -253,7 +253,7 @@ class _Part:
 
 
 def _parts(
-    priced: _Priced, spans: list[list[Span]], window: tuple[float, float], prices: Prices
+    priced: _Priced, spans: list[list[TaskSpan]], window: tuple[float, float], prices: Prices
 ) -> list[_Part]:
     """The time between the ends of two steps, each moment once: computing comes before
     communication, and that before copies. Otherwise the GPU waits for the host, which issues
@@ -261,9 +261,9 @@ def _parts(
     """
     gaps = [window]
     parts: list[_Part] = []
-    for name, engines in _LAYERS:
+    for name, resources in _LAYERS:
         layer = sorted(
-            (span for step in spans for span in step if span.engine in engines),
+            (span for step in spans for span in step if span.resource in resources),
             key=lambda span: span.start,
         )
         gaps = _fill(gaps, layer, name, parts)
@@ -283,15 +283,15 @@ def _parts(
 
 
 _LAYERS: Final = (
-    (COMPUTE, (Engine.COMPUTE,)),
-    (LINKS, (Engine.LINK,)),
-    (COPIES, (Engine.TO_DEVICE, Engine.TO_HOST)),
-    (HOST, (Engine.HOST,)),
+    (COMPUTE, (Resource.COMPUTE,)),
+    (LINKS, (Resource.LINK,)),
+    (COPIES, (Resource.TO_DEVICE, Resource.TO_HOST)),
+    (HOST, (Resource.HOST,)),
 )
 
 
 def _fill(
-    gaps: list[tuple[float, float]], layer: Sequence[Span], name: str, parts: list[_Part]
+    gaps: list[tuple[float, float]], layer: Sequence[TaskSpan], name: str, parts: list[_Part]
 ) -> list[tuple[float, float]]:
     """Add the parts of the gaps that spans cover. Returns what remains of the gaps."""
     rest: list[tuple[float, float]] = []

@@ -24,7 +24,7 @@ def step_time_of(
 ) -> StepTime | Unavailable:
     """The time of the last whole step of a rank whose work was recorded.
 
-    ``gpu``: the catalogue's name of it, by default the one that was recorded. ``per_node``: ranks
+    ``gpu``: its name in the catalogue, by default the one that was recorded. ``per_node``: ranks
     on each node, by default up to 8. ``network``: GB/s of each GPU's network adapter, 0 if there is
     none. Raises DataError for a damaged recording.
     """

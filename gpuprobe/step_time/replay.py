@@ -3,7 +3,7 @@ order, events order streams, and the host waits where the program does.
 
 What overlaps, waits or is bound by the host comes out of this; it is not put in. Rules: work on one
 stream runs in order; of computing kernels of several streams one runs at a time, as each fills the
-GPU; copies in each direction and collectives have engines of their own, which do the same. All
+GPU; copies in each direction and collectives have separate resources, which do the same. All
 threads of the host count as one, as Python runs one at a time.
 """
 
@@ -18,7 +18,7 @@ from typing import Final
 from gpuprobe.model.run.work import Action, StepWork, Work, WorkKind, unpack
 
 
-class Engine(Enum):
+class Resource(Enum):
     """What runs one thing at a time on a device."""
 
     COMPUTE = "computing"
@@ -79,24 +79,24 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TaskSpan:
     """A task that ran: seconds since the replay began, and the index of the task."""
 
     start: float
     end: float
     task: int
-    engine: Engine
+    resource: Resource
 
 
 @dataclass(slots=True)
 class _Busy:
-    """When one engine of a device is taken, and by which stream."""
+    """When one resource of a device is taken, and by which stream."""
 
     spans: list[tuple[float, float, int]] = field(default_factory=list)
 
     def place(self, ready: float, seconds: float, stream: int) -> float:
-        """Take the engine for so long, from ``ready`` on at the earliest, beside what other streams
-        have of it. Returns when that begins.
+        """Take the resource for so long, from ``ready`` on at the earliest, while no other stream
+        has it. Returns when that begins.
         """
         start = ready
         at = bisect_left(self.spans, (start, start, -1))
@@ -115,7 +115,7 @@ class _Busy:
 
 def play(
     tasks: Sequence[Task], devices: Sequence[str], costs: Costs, *, times: int = 2
-) -> tuple[list[list[Span]], list[float]]:
+) -> tuple[list[list[TaskSpan]], list[float]]:
     """Play a step ``times`` times, one after the other, as a loop runs it. ``devices``: by the
     number of a stream, its device. Returns the spans of each time, and when each ended: when its
     last work on a GPU did, or the host if that is later.
@@ -136,19 +136,19 @@ class _Player:
         self._host = 0.0
         self._streams = [0.0] * len(devices)
         self._events: dict[int, float] = {}
-        self._engines: dict[tuple[str, Engine], _Busy] = {}
+        self._resources: dict[tuple[str, Resource], _Busy] = {}
         # With computing on one stream of a device, its order is enough.
-        used: dict[tuple[str, Engine], set[int]] = {}
+        used: dict[tuple[str, Resource], set[int]] = {}
         for task in tasks:
             if task.action in _ON_GPU:
-                engine = engine_of(task)
-                used.setdefault((devices[task.stream], engine), set()).add(task.stream)
+                resource = resource_of(task)
+                used.setdefault((devices[task.stream], resource), set()).add(task.stream)
         self._shared = {key for key, streams in used.items() if len(streams) > 1}
         self.ended = 0.0
 
-    def step(self) -> list[Span]:
-        """Play the step once more."""
-        spans: list[Span] = []
+    def step(self) -> list[TaskSpan]:
+        """Play the step again."""
+        spans: list[TaskSpan] = []
         for at, task in enumerate(self._tasks):
             before = self._host
             self._host += self._costs.host[at]
@@ -178,23 +178,23 @@ class _Player:
                 )
             if self._costs.host[at]:
                 end = before + self._costs.host[at]
-                spans.append(Span(before, end, at, Engine.HOST))
+                spans.append(TaskSpan(before, end, at, Resource.HOST))
         self.ended = max(self._host, *self._streams)
         return spans
 
-    def _run(self, at: int, task: Task, spans: list[Span]) -> None:
+    def _run(self, at: int, task: Task, spans: list[TaskSpan]) -> None:
         stream, seconds = task.stream, self._costs.gpu[at]
         ready = max(self._streams[stream], self._host + self._costs.launch)
-        engine = engine_of(task)
-        key = self._devices[stream], engine
+        resource = resource_of(task)
+        key = self._devices[stream], resource
         if key in self._shared and seconds:
-            busy = self._engines.setdefault(key, _Busy())
+            busy = self._resources.setdefault(key, _Busy())
             start = busy.place(ready, seconds, stream)
         else:
             start = ready
         end = self._streams[stream] = start + seconds
         if seconds:
-            spans.append(Span(start, end, at, engine))
+            spans.append(TaskSpan(start, end, at, resource))
         if task.action is Action.COPY and task.work is not None and waits(task.work):
             self._host = max(self._host, end)
 
@@ -209,16 +209,16 @@ def waits(copy: Work) -> bool:
     return copy.variant.endswith(" sync") or copy.variant.startswith("pageable")
 
 
-def engine_of(task: Task) -> Engine:
-    """The engine that runs a task of a stream."""
+def resource_of(task: Task) -> Resource:
+    """The resource that runs a task of a stream."""
     work = task.work
     if task.action is Action.COLLECTIVE:
-        return Engine.LINK
+        return Resource.LINK
     if task.action is Action.COPY and work is not None and work.kind is WorkKind.COPY:
         if "h2d" in work.variant:
-            return Engine.TO_DEVICE
+            return Resource.TO_DEVICE
         if "d2h" in work.variant:
-            return Engine.TO_HOST
+            return Resource.TO_HOST
         if work.variant.startswith("peer"):
-            return Engine.LINK
-    return Engine.COMPUTE
+            return Resource.LINK
+    return Resource.COMPUTE

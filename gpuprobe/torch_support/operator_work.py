@@ -52,7 +52,7 @@ _LIBRARIES: Final = (
     "_grouped_mm",
     "_scaled_grouped_mm",
 )
-"""Operators of libraries whose work is not known by sizes alone, by the begin of their names."""
+"""Operators of libraries whose work depends on more than sizes, by the begin of their names."""
 
 
 _MOST: Final = 50_000  # kinds of calls that are remembered: sizes may differ in every step

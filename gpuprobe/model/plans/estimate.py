@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from gpuprobe.model.plans.links import LinkTime
-from gpuprobe.model.plans.step_time import NOT_PREDICTED, Cost, StepTime
+from gpuprobe.model.plans.step_time import NOT_PREDICTED, TrainingCost, StepTime
 from gpuprobe.model.run.communication import Transfer
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import (
@@ -247,7 +247,7 @@ class Estimate(Displayed):
     step_time: Annotated[
         StepTime | Unavailable, "the predicted time of the last whole step on that GPU"
     ] = NOT_PREDICTED
-    cost: Annotated[Cost | None, "with --price: of a step, of tokens and images"] = None
+    cost: Annotated[TrainingCost | None, "with --price: of a step, of tokens and images"] = None
 
     def __repr__(self) -> str:
         several = f"{self.devices}x" if self.devices > 1 else ""

@@ -80,7 +80,7 @@ class StepTime:
 
 
 @record(frozen=True)
-class Cost:
+class TrainingCost:
     """What training costs at a price for an hour of one GPU, on ``gpus`` of them: the low and the
     high end for a step, and for a billion (10^9) tokens and a million images, 0 where the steps
     have none. In the currency of the price.
@@ -96,9 +96,11 @@ class Cost:
     images_high: Annotated[float, Bounds(0)] = 0.0
 
 
-def cost_of(time: StepTime, price: float, gpus: int) -> Cost:
+def cost_of(time: StepTime, price: float, gpus: int) -> TrainingCost:
     """The cost of steps that each of ``gpus`` makes with its own tokens and images."""
     low, high = (ns * price * gpus / 3600e9 for ns in (time.low_ns, time.high_ns))
     tokens = 1e9 / (time.tokens * gpus) if time.tokens else 0.0
     images = 1e6 / (time.images * gpus) if time.images else 0.0
-    return Cost(price, gpus, low, high, low * tokens, high * tokens, low * images, high * images)
+    return TrainingCost(
+        price, gpus, low, high, low * tokens, high * tokens, low * images, high * images
+    )

@@ -18,7 +18,7 @@ from gpuprobe.model.record import record
 from gpuprobe.model.values import AtMost, Count, Size, Unavailable
 
 MOST_WORK: Final = 1_000_000
-"""Entries that a recording has of one step. A step of a 70B model has some hundred thousand."""
+"""Entries that a recording has of one step. A step of a model of 8B parameters has 30,000."""
 
 NOT_FOLLOWED: Final = Unavailable("not followed")
 
@@ -99,7 +99,7 @@ class Action(Enum):
     GRAPH = 10
     """A CUDA graph is replayed: the entries of its nodes follow."""
     ALLOCATE = 11
-    """The driver is asked for memory; of RELEASE, to take it back."""
+    """cudaMalloc and its like; RELEASE: cudaFree and its like."""
     RELEASE = 12
 
 
@@ -124,8 +124,8 @@ class StepWork:
 
     ``streams`` are named ``cuda:0/7``: device, and the number of the stream in the process.
     ``complete``: every call is there. ``tokens``: indices of the largest embedding in the forward
-    passes; ``images``: of those, the batches of the first convolution of up to 4 channels; 0 where
-    there is none.
+    passes; ``images``: of those, the batches of the first convolution of up to 4 channels; 0 for
+    none.
     """
 
     works: Annotated[tuple[Work, ...], AtMost(MOST_WORK)] = ()

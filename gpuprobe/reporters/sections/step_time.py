@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from gpuprobe.model.plans.step_time import Cost, StepTime, TimeShare
+from gpuprobe.model.plans.step_time import TrainingCost, StepTime, TimeShare
 from gpuprobe.model.text import human_ns
 from gpuprobe.model.values import Unavailable
 from gpuprobe.reporters.sections.parts import (
@@ -25,7 +25,7 @@ _LEAST: Final = 0.01  # of the step: smaller shares are not printed
 
 
 def step_time_sections(
-    time: StepTime | Unavailable, top: int, *, full: bool = False, cost: Cost | None = None
+    time: StepTime | Unavailable, top: int, *, full: bool = False, cost: TrainingCost | None = None
 ) -> list[Section]:
     """The time of a step, what bounds it, and where it goes. ``top``: rows of each table; ``full``:
     all tables, and the sources of the prices.
@@ -89,7 +89,7 @@ def _sentences(time: StepTime) -> Iterator[str]:
     )
 
 
-def _cost_text(cost: Cost) -> str:
+def _cost_text(cost: TrainingCost) -> str:
     """What a step costs, and a billion tokens or a million images."""
     gpus = "a GPU" if cost.gpus == 1 else f"each of {cost.gpus} GPUs"
     texts = [f"{_money(cost.step_low)} to {_money(cost.step_high)} a step"]

@@ -44,7 +44,7 @@ _OPERATORS: Final = {
     Action.COLLECTIVE: (WorkKind.COLLECTIVE, "collective"),
 }
 
-Begun = Callable[[], tuple[int, int, str]]
+NumberKernel = Callable[[], tuple[int, int, str]]
 """Numbers a kernel that is launched without an operator: its number, its place and the phase."""
 
 
@@ -69,10 +69,10 @@ class WorkTrace:
         self._tokens: dict[Any, int] = {}
         self._images: dict[Any, int] = {}
 
-    def install(self, patches: Patches, begun: Begun) -> None:
+    def install(self, patches: Patches, number_kernel: NumberKernel) -> None:
         """Follow Triton's kernels until ``patches`` are undone."""
-        patches.add(when_imported(_INDUCTOR, lambda: self._follow_inductor(patches, begun)))
-        patches.add(when_imported(_TRITON, lambda: self._follow_triton(patches, begun)))
+        patches.add(when_imported(_INDUCTOR, lambda: self._follow_inductor(patches, number_kernel)))
+        patches.add(when_imported(_TRITON, lambda: self._follow_triton(patches, number_kernel)))
 
     def begin_step(self) -> None:
         """A step that is traced begins."""
@@ -142,24 +142,24 @@ class WorkTrace:
 
     # -- kernels of Triton
 
-    def _follow_inductor(self, patches: Patches, begun: Begun) -> None:
+    def _follow_inductor(self, patches: Patches, number_kernel: NumberKernel) -> None:
         from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
         def work_of(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Work:
             return inductor_work(kernel, args)
 
-        self._follow(patches, CachingAutotuner, begun, work_of)
+        self._follow(patches, CachingAutotuner, number_kernel, work_of)
 
-    def _follow_triton(self, patches: Patches, begun: Begun) -> None:
+    def _follow_triton(self, patches: Patches, number_kernel: NumberKernel) -> None:
         from triton.runtime.jit import JITFunction
 
-        self._follow(patches, JITFunction, begun, triton_work)
+        self._follow(patches, JITFunction, number_kernel, triton_work)
 
     def _follow(
         self,
         patches: Patches,
         kind: Any,
-        begun: Begun,
+        number_kernel: NumberKernel,
         work_of: Callable[[Any, tuple[Any, ...], dict[str, Any]], Work],
     ) -> None:
         before = kind.run
@@ -168,7 +168,7 @@ class WorkTrace:
         def run(kernel: Any, *args: Any, **kwargs: Any) -> Any:
             if not self.on or kwargs.get("warmup"):
                 return before(kernel, *args, **kwargs)
-            number, place, phase = begun()
+            number, place, phase = number_kernel()
             self._note(number, work_of(kernel, args, kwargs), place, phase)
             outer = self.begin(number)
             try:
@@ -266,7 +266,7 @@ def inductor_work(kernel: Any, args: tuple[Any, ...]) -> Work:
     dtype = "" if largest is None else str(largest.dtype).removeprefix("torch.")
     if name.startswith(_TEMPLATE):
         return Work(f"Triton template {name}", WorkKind.OTHER, dtype, read=read, written=written)
-    # The name ends with a number of its own in each graph.
+    # The name ends with a number, another one in each graph.
     return Work(name.rstrip("0123456789_"), WorkKind.COMPILED, dtype, read=read, written=written)
 
 
