@@ -571,6 +571,8 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "serving-logs": partial(results_of, "serving_logs"),
     "serving-table": partial(results_of, "serving_table"),
     "serving-cost": partial(results_of, "serving_cost"),
+    "step-time-truths": partial(results_of, "step_time_compare"),
+    "step-time-truths-second": partial(results_of, "step_time_compare", "second"),
     "layers": layers,
     "packages": packages,
     "gate-metrics": gate_metrics,
