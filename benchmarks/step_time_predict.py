@@ -41,6 +41,12 @@ NETWORKS = {"a100-40gb": 25.0, "a100-80gb": 25.0, "h100-80gb": 50.0, "h200-141gb
 """GB/s of each GPU's adapter, 200 and 400 Gb/s, where a row has several nodes: not published."""
 
 
+FLASH_1 = {64: (0.68, 0.62), 128: (0.57, 0.52)}
+"""Of FlashAttention-2's speed, forward and backward, by head size: FlashAttention-1, fitted to the
+rows of llm-foundry on A100 40 GB, in which the memory-efficient kernel stands for it."""
+FLASH_1_RANGES = {"a100": (0.85, 1.18), "h100": (0.75, 1.3)}
+
+
 @dataclass(frozen=True)
 class Job:
     """A program to record: its options; ranks; the micro-batches of its steps."""
@@ -83,7 +89,7 @@ def options_of(values: Mapping[str, Any]) -> tuple[str, ...]:
     for name, value in values.items():
         if value is True:
             words.append(f"--{name}")
-        elif value is not False:
+        elif value is not False and value is not None:
             words += [f"--{name}", str(value)]
     return tuple(words)
 
@@ -109,7 +115,8 @@ def job_of(row: Mapping[str, Any], programs: Mapping[str, Any]) -> Job | str:
             {
                 "parallel": "grad" if row["parallel"].endswith("GRAD_OP") else "full",
                 "reduce": "bfloat16" if row["mixed_precision"] == "PURE" else "float32",
-                "checkpointing": row["checkpointing"],
+                "checkpointing": (2 if examples else 1) if row["checkpointing"] else 0,
+                "metrics": 2,
                 "offload": row["offload_activations"],
                 "norm": "autocast" if examples else "low",
                 "loss": "autocast" if examples else "fused",
@@ -270,9 +277,13 @@ def steps_of(path: Path) -> Any:
 def figures(work: Any, gpu: str, network: float, per_node: int) -> Figures | str:
     """The predicted time of a step, or why there is none."""
     from gpuprobe.model.values import Unavailable
+    from gpuprobe.step_time import attention
     from gpuprobe.step_time.predict import predict
+    from gpuprobe.step_time.price import Factors
     from gpuprobe.step_time.prices import prices
 
+    attention._EFFICIENT = FLASH_1
+    attention._EFFICIENT_RANGE = Factors(*FLASH_1_RANGES.get(gpu.partition("-")[0], (0.6, 1.6)))
     if isinstance(work, Unavailable):
         return work.reason
     of_gpu = prices(gpu, network)
@@ -297,9 +308,7 @@ def line(first: Figures, second: Figures, at: float) -> Figures:
 
     def each(one: Any, two: Any) -> Any:
         if isinstance(one, dict):
-            return {
-                name: each(one.get(name, 0), two.get(name, 0)) for name in {**one, **two}
-            }
+            return {name: each(one.get(name, 0), two.get(name, 0)) for name in {**one, **two}}
         return one + at * (two - one)
 
     names = ("low", "expected", "high", "bounds", "kinds")

@@ -511,6 +511,7 @@ _GATE_METRICS = {
     "peak_allocated": "highest allocated memory of the whole run",
     "steady_allocated": "what is allocated after the last step",
     "peak_reserved": "highest memory that the allocator held from the driver",
+    "step_time": "predicted time of a step, of programs on a simulated GPU",
     "device_allocs_after_warm_up": "calls of `cudaMalloc` after the second step",
     "implicit_syncs_per_step": "implicit waits for the GPU, per step (`--hazards`)",
     "races": "races between streams in the run (`--hazards`)",
