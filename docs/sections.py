@@ -22,7 +22,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import foreign_page
 import rules_page
 from gpu_table import gpu_tables
 
@@ -582,10 +581,6 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "python-api": python_api,
     "trace-columns": trace_columns,
     "gpus": lambda: gpu_tables(table),
-    "foreign-figures": lambda: foreign_page.figures(table),
-    "foreign-families": lambda: foreign_page.families(table),
-    "foreign-exceptions": lambda: foreign_page.exceptions(table),
-    "foreign-programs": lambda: foreign_page.programs(table),
     "hazard-rules": hazard_rules,
     "keys-top": lambda: key_table("gpuprobe.tui.monitor.keys", "KEYS"),
     "keys-view": lambda: key_table("gpuprobe.tui.viewer.screen", "PANE_KEYS", "VIEW_KEYS"),

@@ -135,11 +135,6 @@ SKIPPED = {
     ("docs/how-to/install.md", "make demo", "run by test_make_demo"),
     ("docs/how-to/install.md", "source .venv/bin/activate", "run by test_make_demo"),
     ("docs/how-to/install.md", "gpuprobe report demo.gpuprobe", "run by test_make_demo"),
-    (
-        "docs/reference/what-runs.md",
-        "python benchmarks/foreign_programs.py --only timm transformers/causal-lm/llama",
-        "needs libraries that gpuprobe does not depend on, and takes minutes",
-    ),
     ("docs/tutorial/first-recording.md", "pip install '.[torch]'", "it installs packages"),
 }
 
