@@ -174,7 +174,7 @@ def json_documents() -> str:
         "runs": "`view`",
         "serving": "`estimate -- vllm …`",
         "serving-fit": "`fit -- vllm …`",
-        "written": "`baseline`, `pack`",
+        "written": "`baseline`",
     }
     rows = []
     for file, documents in schemas.FILES.items():

@@ -237,46 +237,6 @@ def write_perfetto(recording: Recording, path: StrPath, *, force: bool = False) 
     return (Path(path),)
 
 
-def write_chakra(recording: Recording, path: StrPath, *, force: bool = False) -> tuple[Path, ...]:
-    """Write the communication of a step as Chakra execution traces. ``path`` is the prefix of their
-    names, ``NAME.RANK.et``, and of the table of groups, ``NAME.groups.json``.
-
-    The step is the last complete one of the first rank whose operations were recorded one by one.
-    Returns the paths. Raises UsageError if one of the files exists (unless ``force``) or cannot be
-    written, DataError if no rank has such a step.
-    """
-    from gpuprobe.analysis.communication import detailed_step
-    from gpuprobe.model.run.communication import records_of
-    from gpuprobe.reporters.viewers import chakra
-
-    chosen: int | None = None
-    steps = {}
-    for rank in recording.ranks:
-        step = detailed_step(rank, chosen)
-        if step is not None:
-            chosen = step.index
-            steps[rank.session.rank] = (step, rank.session.virtual, records_of(step.exchanges))
-    if not steps:
-        raise DataError(
-            f"{recording.path} has no operations with other ranks",
-            hint="record several ranks: torchrun --nproc-per-node 2 -m gpuprobe run …, or "
-            "gpuprobe estimate --ranks 2 --output …",
-        )
-    groups = chakra.groups_of(records for _, _, records in steps.values())
-    name = os.fspath(path)
-    written = [Path(f"{name}.groups.json")]
-    with new_file(written[0], force) as stream:
-        chakra.write_groups(groups, _text(stream))
-    for number, (step, simulated, records) in steps.items():
-        where = Path(f"{name}.{number}.et")
-        with new_file(where, force) as stream:
-            chakra.write(
-                records, number, groups, stream, start_ns=step.start_ns, timed=not simulated
-            )
-        written.append(where)
-    return tuple(written)
-
-
 def write_snapshot(recording: Recording, path: StrPath, *, force: bool = False) -> tuple[Path, ...]:
     """Write the traces as a torch memory snapshot, for pytorch.org/memory_viz.
 
@@ -311,11 +271,6 @@ VIEWS: dict[str, View] = {
     "flamegraph": View(write_flamegraph, "FILE.html", "the peak as a flame graph"),
     "perfetto": View(write_perfetto, "FILE.json[.gz]", "the trace for ui.perfetto.dev"),
     "snapshot": View(write_snapshot, "FILE.pickle", "a torch memory snapshot for torch's viewer"),
-    "chakra": View(
-        write_chakra,
-        "NAME",
-        "the communication of a step as Chakra execution traces NAME.RANK.et, for simulators",
-    ),
 }
 """The formats of ``gpuprobe report``, by option."""
 

@@ -41,7 +41,6 @@ def of_recording(target: str, out: str) -> list[list[str]]:
         ["report", target, "--flamegraph", f"{out}/f.html", "--force"],
         ["report", target, "--perfetto", f"{out}/p.json.gz", "--force"],
         ["report", target, "--snapshot", f"{out}/s.pickle", "--force"],
-        ["report", target, "--chakra", f"{out}/k", "--force"],
         ["view", target, "--once"],
         ["replay", target],
         ["replay", target, "--what-if", "expandable_segments:True", "--json"],

@@ -14,7 +14,7 @@ from typing import Any
 from gpuprobe.cli import exit_codes
 from gpuprobe.errors import MissingExtra, UsageError
 
-SHELLS = ("bash", "zsh", "fish", "tcsh")
+SHELLS = ("bash", "zsh", "fish")
 _GPUS = {"bash": "_gpuprobe_gpus", "zsh": "_gpuprobe_gpus", "fish": "(_gpuprobe_gpus)"}
 
 EXAMPLES = {
@@ -45,7 +45,6 @@ def run(args: argparse.Namespace) -> int:
         "bash": f'_gpuprobe_gpus() {{ compgen -W "{names}" -- "$1"; }}',
         "zsh": f"_gpuprobe_gpus() {{ compadd {names} }}",
         "fish": f'function _gpuprobe_gpus\n    printf "%s\\n" {names}\nend',
-        "tcsh": "",
     }
     script = shtab.complete(_whole_parser(shtab), args.shell, preamble=preamble[args.shell])
     sys.stdout.write(script.rstrip("\n") + "\n")

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Final
 
-from gpuprobe.model.record import record
-from gpuprobe.model.values import AtMost, Count, Index, Size, Unavailable
+from gpuprobe.model.values import AtMost, Count, Size, Unavailable
 
 MOST_WORK: Final = 1_000_000
 """Entries that a recording has of one step. A step of a 70B model has some hundred thousand."""
