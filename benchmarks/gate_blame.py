@@ -47,7 +47,7 @@ class Outcome(NamedTuple):
 
 
 def plan_of():  # type: ignore[no-untyped-def]
-    from gpuprobe.api.check import plan
+    from gpuprobe.gate.plan import plan
 
     return plan([SCRIPT], gpu=GPU)
 
@@ -101,12 +101,8 @@ def commit(project: Path) -> None:
 def outcomes(case: Case, folder: Path) -> dict[str, Outcome]:
     """Measure the case before and after its edit, and compare in each of the three ways."""
     from gpuprobe.api.blame import BlameOptions
-    from gpuprobe.api.check import (
-        compare_as_planned,
-        read_baseline,
-        without_texts,
-        write_baseline,
-    )
+    from gpuprobe.api.check import compare_as_planned, without_texts
+    from gpuprobe.gate.files import read_baseline, write_baseline
 
     project = folder / case.program
     case.write(project)

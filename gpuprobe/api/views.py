@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-from gpuprobe.api.render import CheckResults, render
 from gpuprobe.errors import DataError, GpuprobeError, UsageError
 from gpuprobe.model.io.files import new_file, read_text
 
@@ -42,9 +41,8 @@ def write_report(
 
     found, problems = tracks(recording)
     with new_file(path, force) as stream:
-        render(
+        html_report.write(
             summary(recording, top=html_report.ROWS, whole=True),
-            "html",
             _text(stream),
             tracks=found,
             trees=_trees(recording),
@@ -86,6 +84,7 @@ def write_diff(before: Recording, after: Recording, path: StrPath, *, force: boo
     """
     from gpuprobe.analysis.inspection.tracks import tracks
     from gpuprobe.api.recordings import diff
+    from gpuprobe.reporters.html import report as html_report
 
     changes = diff(before, after)
     sides = []
@@ -95,7 +94,7 @@ def write_diff(before: Recording, after: Recording, path: StrPath, *, force: boo
         sides.append((name, found))
         problems += [f"{name}: {problem}" for problem in unread]
     with new_file(path, force) as stream:
-        render(changes, "html", _text(stream), tracks=sides, problems=problems)
+        html_report.write_diff(changes, _text(stream), tracks=sides, problems=problems)
     return Path(path)
 
 
@@ -103,8 +102,10 @@ def write_check(*results: CheckResult, path: StrPath, title: str = "memory check
     """Write checks against baselines as one HTML page that needs nothing else; replaces the page
     of an earlier check. Raises UsageError if it cannot be written.
     """
+    from gpuprobe.reporters.html import report as html_report
+
     with new_file(path, True) as stream:
-        render(CheckResults(results), "html", _text(stream), title=title)
+        html_report.write_check(*results, stream=_text(stream), title=title)
     return Path(path)
 
 
@@ -338,9 +339,12 @@ def annotations_of(
     the folder ``project``; findings without a place are at the file ``elsewhere``. ``failed``: how
     the program failed.
     """
-    from gpuprobe.reporters.ci.annotations import Places
+    from gpuprobe.reporters.ci.annotations import Places, write_github, write_gitlab
 
     stream = io.StringIO()
     places = Places.of(os.environ, project)
-    render(findings, service, stream, places=places, elsewhere=elsewhere, failed=failed)
+    if service == "github":
+        write_github(findings, stream, places, failed=failed)
+    else:
+        write_gitlab(findings, stream, places, elsewhere, failed=failed)
     return stream.getvalue()

@@ -186,8 +186,8 @@ LOG_KEYS = ("space", "right", "right", "left", "t", "down", "enter", "escape", "
 
 def show(path: Path, keys: Sequence[str] = tuple(chain.from_iterable(VIEW_KEYS))) -> str:
     """Open a recording or snapshot on the screen, press keys; what went wrong, or ""."""
-    from gpuprobe.api.live import Followed
     from gpuprobe.errors import GpuprobeError
+    from gpuprobe.recording.load import Followed
     from gpuprobe.tui.viewer.app import ViewApp
 
     try:
@@ -201,8 +201,8 @@ def show_log(path: Path) -> str:
     """Open a log of readings in ``top``, press some keys; what went wrong, or ""."""
     from contextlib import nullcontext
 
-    from gpuprobe.api.monitor import ReplayedLog
     from gpuprobe.errors import GpuprobeError
+    from gpuprobe.recording.monitor_log import ReplayedLog
     from gpuprobe.tui.monitor.app import TopApp
 
     try:

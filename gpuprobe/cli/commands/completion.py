@@ -38,9 +38,9 @@ def run(args: argparse.Namespace) -> int:
             f"this version of shtab does not complete in {args.shell}",
             hint="pip install 'shtab>=1.10'",
         )
-    from gpuprobe.api.devices import known_gpus
+    from gpuprobe.catalogue.gpus import all_models
 
-    names = " ".join(["list", *(gpu.name for gpu in known_gpus())])
+    names = " ".join(["list", *(gpu.name for gpu in all_models())])
     preamble = {
         "bash": f'_gpuprobe_gpus() {{ compgen -W "{names}" -- "$1"; }}',
         "zsh": f"_gpuprobe_gpus() {{ compadd {names} }}",

@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="end the search after this time, with the largest value that fits so far (default: "
         "600; not for vLLM)",
     )
-    add_formats(parser, "Fit")
+    add_formats(parser)
     parser.add_argument("--quiet", action="store_true", help="do not print progress")
     add_model(parser)
     add_program(parser, modules=False)
