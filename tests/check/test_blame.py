@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
-import warm_python
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -133,18 +131,3 @@ def test_a_renaming_is_no_cause_while_there_is_another() -> None:
     after = PROGRAM.replace("loss", "value").replace("lr=RATE", "lr=RATE, momentum=0.9")
     assert blamed(after, 19, 13, category="gradient") == [7]
     assert blamed(PROGRAM.replace("loss", "value"), 19, 13)[0] == 13
-
-
-@pytest.mark.simulated
-@pytest.mark.filterwarnings("ignore")
-def test_an_edit_is_blamed_on_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sample of `benchmarks/gate_blame.py`."""
-    monkeypatch.setattr(sys, "executable", warm_python.shared().python)
-    from benchmarks.gate_blame import outcomes
-    from benchmarks.gate_cases import cases
-
-    name = "dcgan: the graph of the real images is retained"
-    case = next(case for case in cases() if case.name == name)
-    for way, outcome in outcomes(case, tmp_path).items():
-        assert outcome.failed
-        assert outcome.rank == 1, way
