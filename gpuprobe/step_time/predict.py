@@ -22,7 +22,7 @@ from gpuprobe.model.run.work import Action, StepWork, Work, WorkKind, WorkPlace,
 from gpuprobe.model.values import Nanoseconds, Unavailable
 from gpuprobe.step_time.price import Price, PriceSource
 from gpuprobe.step_time.prices import Prices
-from gpuprobe.step_time.replay import Costs, Resource, TaskSpan, Task, play, tasks_of
+from gpuprobe.step_time.replay import Costs, Resource, Task, TaskSpan, play, tasks_of
 
 MOST_LEFT_OUT: Final = 0.05
 """Of the bytes of a step, or of its floating-point operations, without a price: with more there is

@@ -99,7 +99,7 @@ class Action(Enum):
     GRAPH = 10
     """A CUDA graph is replayed: the entries of its nodes follow."""
     ALLOCATE = 11
-    """cudaMalloc and its like; RELEASE: cudaFree and its like."""
+    """cudaMalloc, cuMemMap and others; RELEASE: what they allocated is freed."""
     RELEASE = 12
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from gpuprobe.model.plans.step_time import TrainingCost, StepTime, TimeShare
+from gpuprobe.model.plans.step_time import StepTime, TimeShare, TrainingCost
 from gpuprobe.model.text import human_ns
 from gpuprobe.model.values import Unavailable
 from gpuprobe.reporters.sections.parts import (
@@ -33,6 +33,8 @@ def step_time_sections(
     if isinstance(time, Unavailable):
         return [Section("Step time", (Line(f"not predicted: {time.reason}"),), "step-time")]
     parts: list[Part] = [Line(text, "item") for text in _sentences(time)]
+    if full:
+        parts.append(Line(_work_text(time), "item"))
     if cost is not None:
         parts.append(Line(_cost_text(cost), "item"))
     parts += bulleted([f"not included: {text}" for text in time.left_out])
@@ -87,6 +89,12 @@ def _sentences(time: StepTime) -> Iterator[str]:
         f"prices from measured kernels of this GPU: {time.measured:.0%} of the GPU's time; "
         "the rest is by models"
     )
+
+
+def _work_text(time: StepTime) -> str:
+    """Which step it is, and its work."""
+    flops = f"{time.flops / 1e12:,.3g} TFLOP in products, attention and convolutions"
+    return f"step {time.step}: {human_ns(time.gpu_ns)} of work on the GPU, {flops}"
 
 
 def _cost_text(cost: TrainingCost) -> str:
