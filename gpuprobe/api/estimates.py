@@ -539,7 +539,7 @@ def fit_program(
     ranks: int | Sequence[int] = 1,
     rank: int | Sequence[int] | str = 0,
     assume: Sequence[str] = (),
-    suggest: bool = True,
+    suggest: bool = False,
     max_seconds: float = 600.0,
     notify: Callable[[str], None] = lambda text: None,
 ) -> Fit:

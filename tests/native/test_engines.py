@@ -85,7 +85,7 @@ def test_the_largest_value_is_searched_in_processes_of_their_own(
     script.write_text("BATCH = 2048\n" + TRAIN.replace("randn(64", "randn(BATCH"), encoding="utf-8")
     done = gpuprobe(
         *("fit", script, "--gpu", "t4", "--arg", "BATCH", "--max", "4096"),
-        *("--compute", "shapes", "--no-suggestions", "--json"),
+        *("--compute", "shapes", "--json"),
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr

@@ -79,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="if it does not fit, do not run the script again with changes that save memory",
     )
-    add_formats(parser, "Estimate")
+    add_formats(parser)
     add_top(parser, 8)
     add_model(parser)
     add_program(parser)
