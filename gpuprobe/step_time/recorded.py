@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from functools import lru_cache
+from pathlib import Path
 from typing import Final
 
 from gpuprobe.model.plans.step_time import StepTime
@@ -45,6 +47,18 @@ def step_time_of(
         return of_gpu
     world = max(1, rank.session.world_size)
     return predict(step.work, step.index, of_gpu, per_node=per_node or min(world, _NODE))
+
+
+@lru_cache(maxsize=1)
+def prices_digest() -> str:
+    """What predictions depend on apart from the program: this package's code and its tables, as 12
+    digits. Times of different ones are not comparable.
+    """
+    digest = hashlib.blake2b(digest_size=6)
+    for path in sorted(Path(__file__).parent.iterdir()):
+        if path.suffix in (".py", ".json"):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 _SEVERAL: Final = "the process uses GPUs of several kinds"
