@@ -48,7 +48,7 @@ _CUDNN: Final[dict[str, _Plateaus]] = {
     "blackwell": {64: (0.41, 0.35), 128: (0.67, 0.57), 192: (0.66, 0.45), 256: (0.74, 0.5)},
 }
 """On GPUs before Hopper as FlashAttention-2."""
-_EFFICIENT: Final = (0.5, 0.45)
+_EFFICIENT: _Plateaus = {64: (0.5, 0.45), 128: (0.5, 0.45)}
 """Of FlashAttention-2's speed: xformers in figures 4 to 6 of the FlashAttention-2 paper."""
 _EFFICIENT_ALONE: Final[_Plateaus] = {128: (0.35, 0.24)}
 """Of the peak, on GPUs that FlashAttention-2 does not support."""
@@ -70,6 +70,7 @@ _FULL: Final = 15.5
 _MODEL: Final = {"flash": Factors(0.84, 1.2), "cudnn": Factors(0.84, 1.25)}
 _GENERIC: Final = {"flash": Factors(0.7, 1.45), "cudnn": Factors(0.7, 1.5)}
 _WIDE: Final = Factors(0.6, 1.6)
+_EFFICIENT_RANGE = _WIDE
 _FLOAT32: Final = 0.7
 """Share of the float32 peak: "efficient" computes float32 in three products of TF32, or without
 tensor cores."""
@@ -164,8 +165,9 @@ def _plateau(
     published = architecture in _PUBLISHED
     source = PriceSource.MODEL if published else PriceSource.GENERIC
     if implementation == "efficient":
-        share = _at(_FLASH[architecture], size)[backward] * _EFFICIENT[backward]
-        return share, peak, source, _WIDE
+        share = _at(_FLASH[architecture], size)[backward]
+        share *= _EFFICIENT[64 if size <= 64 else 128][backward]
+        return share, peak, source, _EFFICIENT_RANGE
     plateaus = _FLASH[architecture]
     if implementation == "cudnn":
         plateaus = _CUDNN.get(architecture, plateaus)

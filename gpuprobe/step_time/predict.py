@@ -31,6 +31,12 @@ _MOST_ROWS: Final = 200
 _INDEPENDENT: Final = 0.5
 """Of the uncertainty of the prices: what differs by kind of call, and so partly cancels out. The
 rest, such as the GPU's clock, is common to all."""
+_FASTER: Final = 0.05
+_SLOWER: Final = 0.08
+"""How much else a program differs, beyond its kernels' prices: its data, the machine, an allocator
+that is short of memory. By the spread of the training steps on A100 40 GB to which the share of the
+speed under load was fitted (docs/verification/step-time-truths.md): most are within 5%, some are
+slower."""
 _ON_GPU: Final = frozenset((Action.KERNEL, Action.COLLECTIVE, Action.COPY, Action.FILL))
 _PEERS: Final = frozenset(("Send", "Recv"))
 _ALLOCATION: Final = (20e-6, 200e-6, 1e-3)
@@ -194,10 +200,11 @@ def _range(priced: _Priced) -> tuple[float, float]:
         return 1.0, 1.0
     free = [math.sqrt(sum(sums[side] ** 2 for sums in by_kind.values())) for side in (0, 1)]
     common = 1 - _INDEPENDENT
-    return (
-        1 - (common * low + _INDEPENDENT * free[0]) / total,
-        1 + (common * high + _INDEPENDENT * free[1]) / total,
+    below, above = (
+        (common * sums + _INDEPENDENT * each) / total
+        for sums, each in zip((low, high), free, strict=True)
     )
+    return 1 - math.hypot(below, _FASTER), 1 + math.hypot(above, _SLOWER)
 
 
 def _played(

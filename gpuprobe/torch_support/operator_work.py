@@ -53,6 +53,8 @@ _LIBRARIES: Final = (
     "_scaled_grouped_mm",
 )
 """Operators of libraries whose work depends on more than sizes, by the begin of their names."""
+_REDUCTIONS: Final = frozenset(("linalg_vector_norm", "linalg_vector_norm_out"))
+"""Names that begin so, of torch's own kernels."""
 
 
 _MOST: Final = 50_000  # kinds of calls that are remembered: sizes may differ in every step
@@ -122,9 +124,8 @@ def _work(
         on_host = [t for t in (*tensors, *results) if t.layout is torch.strided and t.is_cpu]
         size = sum(map(size_of, on_host))
         return Work(operator, WorkKind.HOST, read=size) if size > _SMALL else None
-    if any(t.layout is not torch.strided for t in (*tensors, *results)) or name.startswith(
-        _LIBRARIES
-    ):
+    library = name.startswith(_LIBRARIES) and name not in _REDUCTIONS
+    if library or any(t.layout is not torch.strided for t in (*tensors, *results)):
         return Work(operator, WorkKind.OTHER, _dtype(tensors, results))
     read, written = _moved(op, name, given, results)
     special = _SPECIAL.get(name)

