@@ -30,7 +30,7 @@ def estimated(name: str, arguments: list[str]) -> dict[str, Any]:
         document = json.loads(done.stdout)
     except ValueError:
         return {"unavailable": f"exit code {done.returncode}: {done.stderr.strip()[-300:]}"}
-    step_time: dict[str, Any] = document["step_time"]
+    step_time: dict[str, Any] = document.get("step_time") or {"unavailable": str(document)}
     return step_time
 
 
