@@ -60,7 +60,7 @@ def predict(
     """
     if not step.complete:
         return Unavailable("the step made more calls than are kept")
-    tasks = tasks_of(step)
+    tasks = with_exchanges(tasks_of(step))
     priced = _priced(tasks, prices, per_node)
     if isinstance(priced, Unavailable):
         return priced
@@ -93,6 +93,40 @@ def predict(
         left_out=priced.left_out,
         sources=tuple(prices.provenance),
     )
+
+
+def with_exchanges(tasks: Sequence[Task]) -> list[Task]:
+    """The tasks, with the sends and receipts of one call that has as many of each as there are
+    ranks as the exchange among all that they are: torch makes all-to-alls of them, by which the
+    experts of a mixture get their tokens.
+    """
+    joined: list[Task] = []
+    at = 0
+    while at < len(tasks):
+        task = tasks[at]
+        end = at
+        names: Counter[str] = Counter()
+        sent = 0
+        while end < len(tasks) and (work := _peer_work(tasks[end], task)) is not None:
+            names[work.variant] += 1
+            sent += work.read if work.variant == "Send" else 0
+            end += 1
+        work = task.work
+        if work is not None and names and set(names.values()) == {work.sizes[0]} and len(names) > 1:
+            joined.append(replace(task, work=replace(work, variant="AlltoAll", read=sent)))
+            at = end
+        else:
+            joined.extend(tasks[at : max(end, at + 1)])
+            at = max(end, at + 1)
+    return joined
+
+
+def _peer_work(task: Task, first: Task) -> Work | None:
+    """The work of a send or receipt of the same call as the first one."""
+    if task.action is not Action.COLLECTIVE or task.work is None:
+        return None
+    same = (task.stream, task.operator) == (first.stream, first.operator)
+    return task.work if same and task.work.variant in _PEERS else None
 
 
 def _ns(seconds: float) -> Nanoseconds:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import torch
 from torch._ops import OpOverload
+from torch.nn.parameter import is_lazy
 
 from gpuprobe.model.run.work import Work, WorkKind
 from gpuprobe.torch_support.kernels import runs_kernel, takes_shape
@@ -83,7 +84,9 @@ class OperatorWork:
 def _key(values: Iterable[Any]) -> tuple[Any, ...]:
     key: list[Any] = []
     for value in values:
-        if isinstance(value, _Tensor):
+        if is_lazy(value):  # of a lazy module: it has no shape
+            key.append(type(value))
+        elif isinstance(value, _Tensor):
             layout = value.layout
             key.append(
                 (value.shape, value.stride(), value.dtype, value.is_cuda)
@@ -120,6 +123,8 @@ def _work(
     tensors = [t for value in given.values() for t in _tensors(value)]
     results = _tensors(result)
     operator = op._schema.name
+    if any(is_lazy(t) for t in (*tensors, *results)):
+        return None
     if not any(t.is_cuda for t in (*tensors, *results)):
         on_host = [t for t in (*tensors, *results) if t.layout is torch.strided and t.is_cpu]
         size = sum(map(size_of, on_host))
@@ -180,6 +185,9 @@ def _moved(
     op: OpOverload, name: str, given: _Arguments, results: list[torch.Tensor]
 ) -> tuple[int, int]:
     """Bytes of the GPU's memory that are read and written."""
+    if name == "all_gather_copy_in":  # of FSDP: to this rank's part of a buffer for all ranks
+        size = sum(size_of(t) for t in _tensors(given["all_gather_inputs"]) if t.is_cuda)
+        return size, size
     read = written = 0
     changed = False
     first = True

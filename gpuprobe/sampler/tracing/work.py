@@ -43,6 +43,8 @@ _OPERATORS: Final = {
     Action.FILL: (WorkKind.ELEMENTS, "fill"),
     Action.COLLECTIVE: (WorkKind.COLLECTIVE, "collective"),
 }
+_BY_RANK: Final = frozenset(("AllGather", "ReduceScatter", "Gather", "Scatter"))
+"""Collectives whose calls have the bytes of one rank; all that is moved is as much of each."""
 
 NumberKernel = Callable[[], tuple[int, int, str]]
 """Numbers a kernel that is launched without an operator: its number, its place and the phase."""
@@ -239,7 +241,8 @@ def _moved(call: GpuCall) -> Work:
         what = call.what or "d2d"
         return Work(operator, kind, "uint8", variant=what, read=call.value, written=call.value)
     name, _, ranks = call.what.rpartition(" ")
-    return Work(operator, kind, sizes=(int(ranks),), variant=name, read=call.value)
+    payload = call.value * (max(1, int(ranks)) if name in _BY_RANK else 1)
+    return Work(operator, kind, sizes=(int(ranks),), variant=name, read=payload)
 
 
 def inductor_work(kernel: Any, args: tuple[Any, ...]) -> Work:
