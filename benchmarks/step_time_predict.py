@@ -172,7 +172,7 @@ def record_all(orders: Sequence[Mapping[str, Any]]) -> None:
     from gpuprobe.api.simulated_gpu import load_gpu
 
     load_gpu(RECORDED_ON, endless=True)
-    import torch  # noqa: F401
+    import torch
     import torch.distributed.algorithms._checkpoint.checkpoint_wrapper
     import torch.distributed.fsdp
     import torch.nn.parallel

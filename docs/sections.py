@@ -172,6 +172,7 @@ def json_documents() -> str:
         "report": "`report`, `view RECORDING`",
         "runs": "`view`",
         "serving": "`estimate -- vllm …`",
+        "gpus": "`estimate --gpus …`",
         "serving-fit": "`fit -- vllm …`",
         "written": "`baseline`",
     }
@@ -513,7 +514,6 @@ _GATE_METRICS = {
     "device_allocs_after_warm_up": "calls of `cudaMalloc` after the second step",
     "implicit_syncs_per_step": "implicit waits for the GPU, per step (`--hazards`)",
     "races": "races between streams in the run (`--hazards`)",
-    "step_time": "predicted time of a step, on simulated GPUs",
 }
 
 

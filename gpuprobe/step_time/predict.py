@@ -148,7 +148,7 @@ def _calls(tasks: Sequence[Task]) -> Iterable[Task]:
 def _priced(tasks: Sequence[Task], prices: Prices, per_node: int) -> _Priced | Unavailable:
     known: dict[tuple[Work | None, int], Price | Unavailable] = {}
     by_task: list[Price | None] = []
-    missing: Counter[str] = Counter()
+    missing: dict[str, Counter[str]] = {}
     without_bytes = without_flops = every_byte = every_flop = 0.0
     on_host: Counter[str] = Counter()
     for task in tasks:
@@ -180,7 +180,7 @@ def _priced(tasks: Sequence[Task], prices: Prices, per_node: int) -> _Priced | U
         every_byte += bytes_ / each
         every_flop += flops / each
         if isinstance(price, Unavailable):
-            missing[f"{_name(work)}: {price.reason}"] += 1
+            missing.setdefault(price.reason, Counter())[_name(work)] += 1
             without_bytes += bytes_ / each
             without_flops += flops / each
             by_task.append(None)
@@ -190,19 +190,29 @@ def _priced(tasks: Sequence[Task], prices: Prices, per_node: int) -> _Priced | U
             if each == 1
             else Price(price.low / each, price.expected / each, price.high / each, price.source)
         )
-    rows = tuple(
-        f"{count:,} launches of {text}" if count > 1 else f"a launch of {text}"
-        for text, count in missing.most_common()
-    )
+    rows = tuple(_missing_text(names, reason) for reason, names in missing.items())
+    unknown = sum(names[_name(None)] for names in missing.values())  # of unknown bytes, too
+    known_launches = sum(price is not None for price in by_task)
     if (
         without_bytes > MOST_LEFT_OUT * every_byte
         or without_flops > MOST_LEFT_OUT * every_flop
-        or (len(rows) and not any(by_task))
+        or unknown > MOST_LEFT_OUT * (unknown + known_launches)
     ):
         return Unavailable(f"no price for a large part of the step: {'; '.join(rows[:3])}")
     if on_host:
         rows = (*rows, _host_text(on_host))
     return _Priced(tasks, by_task, rows)
+
+
+def _missing_text(names: Counter[str], reason: str) -> str:
+    """``51 launches (mm, addmm): why they have no price``."""
+    count = names.total()
+    listed = [name for name, _ in names.most_common(_MOST_NAMES)]
+    more = f" and {len(names) - len(listed)} more" if len(names) > len(listed) else ""
+    return f"{count:,} launch{'es' * (count > 1)} ({', '.join(listed)}{more}): {reason}"
+
+
+_MOST_NAMES: Final = 3
 
 
 def _name(work: Work | None) -> str:
