@@ -129,6 +129,58 @@ def _peer_work(task: Task, first: Task) -> Work | None:
     return task.work if same and task.work.variant in _PEERS else None
 
 
+@dataclass(frozen=True, slots=True)
+class TimelineSpan:
+    """Something that runs in a predicted step: nanoseconds since it began. ``track``: ``host``, or
+    a stream as ``cuda:0/7``.
+    """
+
+    start_ns: int
+    end_ns: int
+    track: str
+    name: str
+    work: Work | None
+    place: WorkPlace | None
+
+
+def timeline(
+    step: StepWork, prices: Prices, *, per_node: int = 8
+) -> list[TimelineSpan] | Unavailable:
+    """The expected course of a step in a loop of equal ones, in order of start. The host may issue
+    it before the GPU has done the step before. Raises DataError for damaged columns.
+    """
+    tasks = tasks_of(step)
+    priced = _priced(tasks, prices, per_node)
+    if isinstance(priced, Unavailable):
+        return priced
+    devices = [name.partition("/")[0] for name in step.streams]
+    spans, _ = _played(priced, devices, prices, 1.0, 1)
+    if not spans[-1]:
+        return Unavailable("the step does nothing on a GPU")
+    began = min(span.start for span in spans[-1])
+    _, at = unpack(step.operators, "operators")
+    found = []
+    for span in sorted(spans[-1], key=lambda span: span.start):
+        task = tasks[span.task]
+        on_host = span.resource is Resource.HOST
+        what = task.action.name.lower().replace("_", " ")
+        if task.work is not None:
+            what = _name(task.work) if task.work.kind is not WorkKind.COPY else task.work.variant
+        if task.action is Action.COLLECTIVE and task.work is not None:
+            what = task.work.variant
+        found.append(
+            TimelineSpan(
+                _ns(span.start - began),
+                _ns(span.end - began),
+                "host" if on_host else step.streams[task.stream],
+                what,
+                task.work,
+                step.places[at[task.operator - 1]] if task.operator else None,
+            )
+        )
+    return found
+
+
 def _ns(seconds: float) -> Nanoseconds:
     return Nanoseconds(round(seconds * 1e9))
 

@@ -26,7 +26,7 @@ from gpuprobe.model.run.work import (
     unpack,
 )
 from gpuprobe.model.values import Unavailable
-from gpuprobe.step_time.predict import predict
+from gpuprobe.step_time.predict import predict, timeline
 from gpuprobe.step_time.prices import Prices, prices
 from gpuprobe.step_time.replay import Costs, Resource, Task, TaskSpan, play, tasks_of
 
@@ -327,3 +327,17 @@ def test_columns_that_expand_without_end_are_refused() -> None:
     bomb = pack((array("I", [0] * 1_000_001), array("I", [0] * 1_000_001)))
     with pytest.raises(DataError, match="too many"):
         unpack(bomb, "operators")
+
+
+def test_the_course_of_a_step_has_all_its_work() -> None:
+    step = step_of([(product(4096), 2), (elements(1 << 20), 1)])
+    spans = timeline(step, h100())
+    assert isinstance(spans, list)
+    on_gpu = [span for span in spans if span.track == "cuda:0/0"]
+    assert [span.name for span in on_gpu] == ["mm", "mm", "add"]
+    total = sum(span.end_ns - span.start_ns for span in on_gpu)
+    assert abs(total - predicted(step).gpu_ns) < 10  # each end is rounded
+    assert all(0 <= span.start_ns <= span.end_ns for span in spans)
+    assert {span.place for span in spans} == {step.places[0]}
+    refused = timeline(step_of([(product(64, "float4_e2m1fn_x2"), 1)]), h100())
+    assert isinstance(refused, Unavailable)
