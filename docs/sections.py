@@ -172,6 +172,7 @@ def json_documents() -> str:
         "report": "`report`, `view RECORDING`",
         "runs": "`view`",
         "serving": "`estimate -- vllm …`",
+        "gpus": "`estimate --gpus …`",
         "serving-fit": "`fit -- vllm …`",
         "written": "`baseline`",
     }
@@ -509,6 +510,7 @@ _GATE_METRICS = {
     "peak_allocated": "highest allocated memory of the whole run",
     "steady_allocated": "what is allocated after the last step",
     "peak_reserved": "highest memory that the allocator held from the driver",
+    "step_time": "predicted time of a step, of programs on a simulated GPU",
     "device_allocs_after_warm_up": "calls of `cudaMalloc` after the second step",
     "implicit_syncs_per_step": "implicit waits for the GPU, per step (`--hazards`)",
     "races": "races between streams in the run (`--hazards`)",
@@ -525,7 +527,8 @@ def gate_metrics() -> str:
         "| --- | --- | --- | --- |",
     ]
     rows += [
-        f"| `{name}` | {_GATE_METRICS[name]} | {tolerance.text(unit)} "
+        f"| `{name}` | {_GATE_METRICS[name]} "
+        f"| {'–' if name == 'step_time' else tolerance.text(unit)} "
         f"| {IGNORED.get(name, tolerance).text(unit)} |"
         for name, (unit, tolerance) in METRICS.items()
     ]
@@ -595,6 +598,8 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "serving-logs": partial(results_of, "serving_logs"),
     "serving-table": partial(results_of, "serving_table"),
     "serving-cost": partial(results_of, "serving_cost"),
+    "step-time-truths": partial(results_of, "step_time_compare"),
+    "step-time-truths-second": partial(results_of, "step_time_compare", "second"),
     "layers": layers,
     "packages": packages,
     "gate-metrics": gate_metrics,

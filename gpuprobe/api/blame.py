@@ -30,7 +30,7 @@ from gpuprobe.errors import EnvironmentUnavailable
 from gpuprobe.gate.history import BaselineHistory, committed_texts
 from gpuprobe.gate.sources import ignored_by_git, text_of
 from gpuprobe.model.place import Place, parse_place
-from gpuprobe.model.text import human_bytes
+from gpuprobe.model.text import amount, human_bytes
 
 if TYPE_CHECKING:
     from gpuprobe.api.trials import Trials
@@ -465,6 +465,8 @@ def place_of(hunk: Hunk, change: _Change, causes: Sequence[Cause] = ()) -> str:
 
 def amount_of(part: int, whole: int, unit: str) -> str:
     """``1.21 of 1.24 GiB``: three digits, in the unit of the whole if they fit."""
+    if unit == "ns":
+        return f"{amount(part, unit)} of {amount(whole, unit)}"
     if unit != "bytes":
         return f"{part} of {whole}"
     power = min(4, max(0, (abs(whole).bit_length() - 1) // 10))

@@ -23,6 +23,7 @@ from gpuprobe.errors import (
 if TYPE_CHECKING:
     from gpuprobe.model.plans.estimate import Estimate
     from gpuprobe.model.plans.fit import Fit
+    from gpuprobe.model.plans.gpu_table import GpuTable
     from gpuprobe.model.plans.links import Links
     from gpuprobe.native.session import EngineOptions, NativeMeasurement
     from gpuprobe.planning.peers import Job
@@ -220,6 +221,35 @@ def estimate_program(
         return attempt(compute, within).estimate
     found = estimate_with(compute, attempt, again)
     return _suggested(found, start, {**order, "rank": rank}, alternatives, notify, suggest)
+
+
+def estimate_on_gpus(
+    program: Program,
+    gpus: str,
+    *,
+    prices: Mapping[str, float] = {},
+    steps: int = 3,
+    compute: str = "auto",
+    conf: str | None = None,
+    ranks: int = 1,
+    rank: int | Sequence[int] | str = 0,
+    assume: Sequence[str] = (),
+    link: str = "",
+    per_node: int = 0,
+    notify: Callable[[str], None] = lambda text: None,
+) -> GpuTable:
+    """`estimate_program` on each of several GPUs, in one table: names separated by commas, or
+    ``"all"`` of the catalogue. ``prices``: of an hour, by the GPU's name; under ``""`` that of all
+    others. A GPU on which there is no estimate has a row with the reason.
+
+    Raises ConfigError for an unknown GPU, UsageError for a price of one that is not among them.
+    """
+    require_torch("an estimate runs the training step")
+    from gpuprobe.planning.gpu_table import estimate_table
+
+    order = {"steps": steps, "compute": compute, "conf": conf, "ranks": ranks, "rank": rank}
+    order.update(assume=[*assume], link=link, per_node=per_node)
+    return estimate_table(program, gpus, prices, order, notify)
 
 
 def _suggested(
@@ -454,6 +484,7 @@ def _estimate(
     from gpuprobe.planning.processes import NO_PROCESSES
     from gpuprobe.planning.trials import Attempt
     from gpuprobe.sampler.environment import as_rank
+    from gpuprobe.step_time.recorded import step_time_of
 
     measured = NativeMeasurement(options, job, bounded=bounded)
     rank = (job.rank, job.rank % measured.count, job.ranks, job.environment(measured.count))
@@ -499,6 +530,12 @@ def _estimate(
         worst = fullest(outcome, fits)
         about = f"cuda:{worst.index}" if len(outcome.devices) > 1 else ""
         report = summary(mine, top=1_000_000, device=about)
+        time = step_time_of(
+            ranks[0],
+            worst.model.name,
+            per_node=per_node,
+            network=links.network if links is not None else 0.0,
+        )
         rows = device_rows(outcome, fits, mine)
     found = estimate_of(
         outcome,
@@ -512,6 +549,7 @@ def _estimate(
         per_node,
         collected(),
         handler,
+        time,
     )
     decided, largest = measured.unknown_read()
     return Attempt(found, decided or largest, measured.too_large())

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gpuprobe.model.outcomes import CudaTorchStatus, ProgramRun, WrittenFiles
     from gpuprobe.model.plans.estimate import Estimate
     from gpuprobe.model.plans.fit import Fit
+    from gpuprobe.model.plans.gpu_table import GpuTable
     from gpuprobe.model.plans.serving import ServingEstimate, ServingFit
     from gpuprobe.model.report import Report
     from gpuprobe.model.run.jobs import HangReport, Scaling
@@ -171,6 +172,12 @@ def _explanation_sections(result: Explanation, options: Options) -> list[Section
     return explain_sections(result, full=options.full)
 
 
+def _gpu_table_sections(result: GpuTable, options: Options) -> list[Section]:
+    from gpuprobe.reporters.sections.step_time import gpu_table_sections
+
+    return gpu_table_sections(result)
+
+
 def _fit_sections(result: Fit, options: Options) -> list[Section]:
     from gpuprobe.reporters.sections.plans import fit_sections
 
@@ -226,6 +233,7 @@ _SECTIONS: dict[str, Callable[[Any, Options], list[Section]]] = {
     "Estimate": _estimate_sections,
     "Explanation": _explanation_sections,
     "Fit": _fit_sections,
+    "GpuTable": _gpu_table_sections,
     "HangReport": _hang_sections,
     "Hazards": _hazard_sections,
     "RankDiagnosis": _rank_diagnosis_sections,
@@ -297,6 +305,12 @@ def _estimate_document(result: Estimate, options: Options) -> Document:
 
 def _explanation_document(result: Explanation, options: Options) -> Document:
     from gpuprobe.reporters.json.explain import document
+
+    return document(result)
+
+
+def _gpu_table_document(result: GpuTable, options: Options) -> Document:
+    from gpuprobe.reporters.json.gpu_table import document
 
     return document(result)
 
@@ -387,6 +401,7 @@ _DOCUMENTS: dict[str, Callable[[Any, Options], Document]] = {
     "Estimate": _estimate_document,
     "Explanation": _explanation_document,
     "Fit": _fit_document,
+    "GpuTable": _gpu_table_document,
     "GpuprobeError": _error_document,
     "HangReport": _hang_document,
     "Hazards": _hazard_document,

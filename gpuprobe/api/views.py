@@ -189,7 +189,8 @@ def write_flamegraph(
 
 def write_perfetto(recording: Recording, path: StrPath, *, force: bool = False) -> tuple[Path, ...]:
     """Write the traces as Chrome trace JSON for ui.perfetto.dev; gzipped for a name in ``.gz``.
-    Operations with other ranks are included for the steps in which they were recorded one by one.
+    Operations with other ranks are included for the steps in which they were recorded one by one,
+    and the predicted course of a step, if its work was recorded.
 
     The file contains all ranks. Returns its path. Raises UsageError as `write_flamegraph` does,
     DataError if there is neither a trace nor such an operation.
@@ -197,7 +198,9 @@ def write_perfetto(recording: Recording, path: StrPath, *, force: bool = False) 
     from gpuprobe.analysis.communication import detailed_steps
     from gpuprobe.analysis.launches import counted_steps
     from gpuprobe.model.run.communication import records_of
+    from gpuprobe.model.values import Unavailable
     from gpuprobe.reporters.viewers import perfetto
+    from gpuprobe.step_time.recorded import timeline_of
 
     communication = [
         perfetto.RankCommunication(
@@ -215,6 +218,12 @@ def write_perfetto(recording: Recording, path: StrPath, *, force: bool = False) 
         for rank in recording.ranks
     ]
     launches = [one for one in launches if one.steps]
+    courses = ((rank.session.rank, timeline_of(rank)) for rank in recording.ranks)
+    predicted = [
+        perfetto.PredictedStep(rank, *course)
+        for rank, course in courses
+        if not isinstance(course, Unavailable)
+    ]
     ranks = recording.ranks if communication else _ranks_with_traces(recording)
     several = len(recording.ranks) > 1
     traces = (
@@ -229,11 +238,21 @@ def write_perfetto(recording: Recording, path: StrPath, *, force: bool = False) 
             # No name and no time in the header: the same recording gives the same bytes.
             with gzip.GzipFile("", "wb", 6, stream, mtime=0) as packed:
                 text = _text(packed)
-                perfetto.write_ranks(traces, text, communication=communication, launches=launches)
+                perfetto.write_ranks(
+                    traces,
+                    text,
+                    communication=communication,
+                    launches=launches,
+                    predicted=predicted,
+                )
                 text.flush()
         else:
             perfetto.write_ranks(
-                traces, _text(stream), communication=communication, launches=launches
+                traces,
+                _text(stream),
+                communication=communication,
+                launches=launches,
+                predicted=predicted,
             )
     return (Path(path),)
 

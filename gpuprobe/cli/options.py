@@ -44,6 +44,30 @@ def seconds(text: str) -> float:
     return number
 
 
+def amount(text: str) -> float:
+    """A number above 0. Raises ArgumentTypeError."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number above 0, found {text!r}")
+    return number
+
+
+def prices(text: str) -> dict[str, float]:
+    """The prices in ``2.5`` (of all GPUs, under the name "") or ``t4=0.35,l4=0.8``. Raises
+    ArgumentTypeError.
+    """
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        name, equals, value = part.rpartition("=")
+        if bool(equals) != bool(name.strip()) or (not equals and len(text.split(",")) > 1):
+            raise argparse.ArgumentTypeError(f"expected GPU=PRICE, found {part!r}")
+        found[name.strip()] = amount(value)
+    return found
+
+
 def positives(text: str) -> list[int]:
     """Whole numbers from 1. Raises ArgumentTypeError."""
     return [positive(part.strip()) for part in text.split(",")]

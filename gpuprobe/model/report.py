@@ -16,6 +16,7 @@ from gpuprobe.model.findings import Finding
 from gpuprobe.model.memory import AllocatorCounts
 from gpuprobe.model.needs import LifespanTable, NeedTable
 from gpuprobe.model.place import NoPlace, Place
+from gpuprobe.model.plans.step_time import StepTime
 from gpuprobe.model.record import record
 from gpuprobe.model.run.communication import Communication
 from gpuprobe.model.run.holders import Holder
@@ -663,6 +664,10 @@ class Report(Displayed):
     time: TimeShares | None
     communication: Communication | None
     launches: LaunchReport | Unavailable | None
+    step_time: Annotated[
+        StepTime | Unavailable,
+        "the predicted time of the last whole step of the first rank, on its simulated GPU",
+    ]
     compiled: Annotated[
         tuple[str, ...],
         "what torch.compile did in the first rank: its graphs, graph breaks and recompilations, "

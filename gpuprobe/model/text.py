@@ -82,6 +82,22 @@ def human_ns(duration: int) -> str:
     return f"{duration / 1_000_000_000:.2f} s"
 
 
+def amount(number: int, unit: str) -> str:
+    """A number of ``bytes``, ``ns`` or anything else, as text."""
+    if unit == "bytes":
+        return human_bytes(number)
+    return human_ns(number) if unit == "ns" else f"{number:,}"
+
+
+def amount_delta(number: int, unit: str) -> str:
+    """The same for a change, with its sign."""
+    if unit == "bytes":
+        return human_delta(number)
+    if unit == "ns":
+        return f"{'-' if number < 0 else '+'}{human_ns(abs(number))}" if number else "0"
+    return f"{number:+,}" if number else "0"
+
+
 def ranges(numbers: Iterable[int], separator: str = ", ") -> str:
     """``0-3, 6``: numbers in order, runs of them as their ends."""
     found: list[list[int]] = []

@@ -161,6 +161,8 @@ class LogKind(IntEnum):
     UNANSWERED = 22
     MAP = 23
     UNMAP = 24
+    OPERATOR = 25
+    GRAPH_NODE = 26
 
 
 class _Entry(ctypes.Structure):
@@ -177,6 +179,8 @@ class _Entry(ctypes.Structure):
         ("grid", ctypes.c_uint32 * 3),
         ("block", ctypes.c_uint32 * 3),
         ("shared", ctypes.c_uint32),
+        ("work", ctypes.c_uint32),
+        ("captured", ctypes.c_uint32),
     )
 
 

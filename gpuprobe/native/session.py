@@ -18,12 +18,13 @@ from gpuprobe.errors import GpuprobeError, TooLate, ValueNeeded
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import AllocatorSettings, EventColumns, MemoryTrace
 from gpuprobe.native import hidden, process
+from gpuprobe.native.calls import NativeCalls
 from gpuprobe.native.launches import NativeLaunches
 from gpuprobe.native.names import readable
 from gpuprobe.native.results import DeviceRun, EngineRun
 from gpuprobe.patching import Patches, when_imported
 from gpuprobe.torch_support import compile_notes
-from gpuprobe.torch_support.engine_reports import add_assumptions, set_launch_counter
+from gpuprobe.torch_support.engine_reports import add_assumptions, set_call_log, set_launch_counter
 from gpuprobe.torch_support.nccl import buffers
 from gpuprobe.torch_support.process_gpus import NAME, visible
 
@@ -214,7 +215,14 @@ class NativeSession:
         self._end_listing = add_assumptions(lambda: (*self.assumed, *self.models))
         if self.runtime is not None:
             self._launches = NativeLaunches(self.runtime)
-            self._end_counting = set_launch_counter(self._launches)
+            end_counting = set_launch_counter(self._launches)
+            end_logging = set_call_log(NativeCalls(self.runtime))
+
+            def end() -> None:
+                end_counting()
+                end_logging()
+
+            self._end_counting = end
         if self._job is not None:
             # Its thread would read the store, which is Python, after the interpreter has ended.
             os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")

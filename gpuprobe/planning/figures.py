@@ -28,6 +28,7 @@ from gpuprobe.model.plans.estimate import (
     steps_until_full,
 )
 from gpuprobe.model.plans.links import HIGH, LOW, Links, LinkTime, node_shape, seconds
+from gpuprobe.model.plans.step_time import NOT_PREDICTED, StepTime
 from gpuprobe.model.report import Report, ShareTable
 from gpuprobe.model.run.communication import CollectiveRecord
 from gpuprobe.model.run.recording import Recording
@@ -167,12 +168,14 @@ def estimate_of(
     per_node: int = 1,
     collected: Mapping[int, int] = {},
     handler: str = "",
+    time: StepTime | Unavailable = NOT_PREDICTED,
 ) -> Estimate:
     """The estimate of a run, from the device with the least room, its fit, and the report of the
     recording about that device. ``why``: the reason for the mode of computing. ``links``: those
     between the ranks, ``per_node`` on each node. ``collected``: what Python's collector freed of
     each GPU when the program was stopped, in bytes. ``handler``: where the program handles an
     out-of-memory error, which never comes here.
+    ``time``: of a step there.
     """
     model = device.model
     low, high, lowest, peak, nccl_low, nccl_high, others, verdict, verdict_why, by_addresses = fit
@@ -253,6 +256,7 @@ def estimate_of(
         per_node=per_node if links is not None else 0,
         communication_time=_times(run.traffic, sent, links, per_node),
         torch=str(torch.__version__),
+        step_time=time,
     )
 
 

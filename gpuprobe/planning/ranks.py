@@ -11,7 +11,9 @@ from typing import Any, Final
 
 from gpuprobe.errors import ProgramFailed, UsageError
 from gpuprobe.model.plans.estimate import SEVERITY, Estimate, RankEstimate
+from gpuprobe.model.plans.step_time import StepTime
 from gpuprobe.model.text import ranges
+from gpuprobe.model.values import Unavailable
 from gpuprobe.planning.peers import Peers
 from gpuprobe.reporters.json.estimate import estimate_of
 
@@ -53,7 +55,9 @@ def estimate_ranks(
 
 
 def worst_of(found: dict[int, Estimate]) -> Estimate:
-    """The estimate of the rank that needs most, with a row for each rank."""
+    """The estimate of the rank that needs most, with a row for each rank, and the time of the
+    slowest.
+    """
     rows = tuple(
         RankEstimate(
             rank, one.verdict, one.peak_allocated, one.peak_reserved, one.total_low, one.total_high
@@ -64,7 +68,8 @@ def worst_of(found: dict[int, Estimate]) -> Estimate:
         found.values(),
         key=lambda one: (SEVERITY.get(one.verdict, 1), one.total_high, one.peak_allocated),
     )
-    return replace(worst, by_rank=rows)
+    time = slowest(one.step_time for one in found.values())
+    return replace(worst, by_rank=rows, step_time=time)
 
 
 def _distinct(ranks: int, job: Peers, notify: Callable[[str], None]) -> Estimate:
@@ -155,6 +160,16 @@ def _estimate(rank: int, job: Peers) -> Estimate:
         return estimate_of(document)
     last = next((line for line in reversed(output.splitlines()) if line.strip()), "no output")
     raise ProgramFailed(f"rank {rank} ended without an estimate: {last.strip()}")
+
+
+def slowest(times: Iterable[StepTime | Unavailable]) -> StepTime | Unavailable:
+    """The longest of the times of ranks, which wait for each other; unavailable if one is."""
+    known: list[StepTime] = []
+    for one in times:
+        if isinstance(one, Unavailable):
+            return one
+        known.append(one)
+    return max(known, key=lambda one: one.expected_ns)
 
 
 class RankClasses:

@@ -24,6 +24,7 @@ from gpuprobe.model.run.session import (
     SessionEnd,
     Step,
 )
+from gpuprobe.model.run.work import check_work
 from gpuprobe.model.trace import MemoryTrace, UsedLater
 from gpuprobe.model.values import MOST_DEVICES
 from gpuprobe.recording.files import (
@@ -257,6 +258,7 @@ class StreamParser:
         step = from_plain(Step, plain)
         check_operations(step.exchanges)
         check_launches(step.launches)
+        check_work(step.work)
         self._add_devices({window.device for window in step.windows})
         return step
 

@@ -24,6 +24,7 @@ from gpuprobe.model.run.session import (
     Placed,
     Step,
 )
+from gpuprobe.model.run.work import NOT_FOLLOWED, StepWork
 from gpuprobe.model.values import Bytes, Peak, Unavailable
 from gpuprobe.sampler.base import AtEnd, DeviceMark, Mark, as_bytes
 
@@ -457,6 +458,7 @@ def assemble(
     copied: Mapping[str, int | Unavailable] = {},
     exchanges: tuple[Exchange, ...] = (),
     launches: StepLaunches | Unavailable = NOT_COUNTED,
+    work: StepWork | Unavailable = NOT_FOLLOWED,
     ended_by: str = "optimizer",
     at_end: AtEnd | None = None,
 ) -> Step:
@@ -504,6 +506,7 @@ def assemble(
         collectives=collectives,
         exchanges=exchanges,
         launches=launches,
+        work=work,
         placement=placement,
         ended_by=ended_by,
     )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from gpuprobe.model.run.launches import LaunchedKernel
+from gpuprobe.model.run.work import Action
 
 
 class LaunchCounter(Protocol):
@@ -29,7 +30,58 @@ class LaunchCounter(Protocol):
         """Kernel, place, phase and count of the launches since the last call."""
 
 
+class GpuCall(NamedTuple):
+    """A call to the GPU. ``operator``: the number that `CallLog.begin` got in that thread; 0: none.
+    ``value``: bytes, or the number of an event. ``what``: of a kernel its mangled name, of a copy
+    its direction, followed by " sync" if the host waits; of a collective its name and ranks.
+    """
+
+    action: Action
+    device: int
+    stream: int
+    operator: int
+    value: int
+    what: str
+    thread: int
+
+
+class CallLog(Protocol):
+    """Logs calls to the GPU, in order."""
+
+    begin: Callable[[int], int]
+    """An operator begins in this thread: gets its number, returns the one before, for `end`."""
+    end: Callable[[int], None]
+
+    def start(self) -> bool:
+        """Log from now on; False if another recording's calls are being logged."""
+
+    def stop(self) -> None:
+        """Stop logging."""
+
+    def take(self) -> tuple[list[GpuCall], bool]:
+        """The calls since the last time, and whether these are all."""
+
+
 _counter: LaunchCounter | None = None
+_log: CallLog | None = None
+
+
+def set_call_log(log: CallLog) -> Callable[[], None]:
+    """Log the calls of recordings with ``log``. Returns a function that ends this."""
+    global _log
+    _log = log
+
+    def end() -> None:
+        global _log
+        if _log is log:
+            _log = None
+
+    return end
+
+
+def call_log() -> CallLog | None:
+    """The log of this process; None if calls cannot be logged."""
+    return _log
 
 
 def set_launch_counter(counter: LaunchCounter) -> Callable[[], None]:

@@ -308,18 +308,19 @@ def handled_by(handler: Handler) -> Iterator[None]:
         _local.chain = before
 
 
-def watch(handler: Handler) -> Callable[[], None]:
+def watch(handler: Handler, *, innermost: bool = False) -> Callable[[], None]:
     """Pass each operator to ``handler``, in this thread and in those that are started from now on.
-    The latest handler is called first. Returns a function that ends this.
+    The latest handler is called first; an ``innermost`` one, which calls operators itself, after
+    all others. Returns a function that ends this.
     """
     if not _handlers:
         _register()
-    return _begin(handler)
+    return _begin(handler, innermost=innermost)
 
 
-def _begin(handler: Handler) -> Callable[[], None]:
+def _begin(handler: Handler, *, innermost: bool) -> Callable[[], None]:
     undo = [] if _handlers else list(_prepared())
-    _handlers.append(handler)
+    _handlers.insert(0 if innermost else len(_handlers), handler)
     _rebuild()
     _include(True)
 

@@ -36,10 +36,11 @@ from gpuprobe.model.findings import Level
 from gpuprobe.model.needs import Need
 from gpuprobe.model.place import Place, parse_place
 from gpuprobe.model.rules import Rule, define
-from gpuprobe.model.text import human_bytes
+from gpuprobe.model.text import amount, human_bytes
 
 _UPDATE = "if this is intended, run gpuprobe baseline update"
 _KIND = "memory-regression"
+_KINDS = {"step_time": "time-regression"}
 
 ENVIRONMENT = define(
     "GPM-environment",
@@ -73,11 +74,13 @@ _WHY = {
     "implicit_syncs_per_step": "Each implicit synchronisation makes the host wait for the device,\n"
     "which is then idle.",
     "races": "Two streams use one tensor without synchronisation: the results are random.",
+    "step_time": "The predicted time of a training step: its work on this GPU, played in time.\n"
+    "The same program gives the same figure, on every machine.",
 }
 _METRICS = {
     name: define(
         f"GPM-{name}",
-        _KIND,
+        _KINDS.get(name, _KIND),
         Level.ERROR,
         f"{name} is not above the baseline",
         description=_WHY[name],
@@ -158,7 +161,7 @@ def check_baseline(
             rows = join_rows(_shares(old), _shares(new), lines)
             here = replace(context, evaluation=name == "phase evaluation")
             causes: tuple[Cause, ...] = ()
-            if blame is not None and new.unit == "bytes":
+            if blame is not None and new.unit != "count":
                 causes = changed_lines(rows, old, new, here, blame)
             cause = explain(rows, old, new, here, _NOUNS.get(name, ""))
             if cause is not None and cause.place not in {item.place for item in causes}:
@@ -169,10 +172,9 @@ def check_baseline(
         return found
 
     metrics = []
-    for name, (unit, _) in METRICS.items():
-        if name in before.metrics and name in after.metrics:
-            one, two = before.metrics[name], after.metrics[name]
-            metrics.append(result(name, unit, one, two, name, ACCOUNT_OF[name]))
+    for name in _compared(before, after):
+        one, two = before.metrics[name], after.metrics[name]
+        metrics.append(result(name, METRICS[name][0], one, two, name, ACCOUNT_OF[name]))
     phases = [
         result(name, "bytes", size, after.phases[name], "peak_allocated", name)
         for name, size in sorted(before.phases.items(), key=lambda item: _order(item[0]))
@@ -206,6 +208,21 @@ def _of_ranks(measured: Baseline) -> Iterator[str]:
 def not_compared(missing: tuple[str, ...]) -> CheckResult:
     """The result for a recording in which this is missing."""
     return CheckResult((), (), None, "", incomplete=missing)
+
+
+def _compared(before: Baseline, after: Baseline) -> list[str]:
+    """The metrics that both sides have, as far as they are comparable."""
+    names = [name for name in METRICS if name in before.metrics and name in after.metrics]
+    if _have_other_prices(before, after):
+        names = [name for name in names if name != "step_time"]
+    return names
+
+
+def _have_other_prices(before: Baseline, after: Baseline) -> bool:
+    """Whether the times of steps were predicted in different ways, by two versions of gpuprobe."""
+    return "step_time" in before.metrics and before.environment.get(
+        "prices"
+    ) != after.environment.get("prices")
 
 
 def _is_at_the_end(name: str, side: Baseline) -> bool:
@@ -311,6 +328,11 @@ def _cautions(before: Baseline, after: Baseline, traced: bool) -> Iterable[str]:
     for name in METRICS:
         if name in before.metrics and name not in after.metrics:
             yield f"{name} is in the baseline but was not measured in this run"
+    if "step_time" in after.metrics and _have_other_prices(before, after):
+        yield (
+            "step_time was not compared: the baseline's is by the prices of another version of "
+            "gpuprobe; gpuprobe baseline update renews it"
+        )
     gone = [name for name in before.phases if name not in after.phases]
     if gone and after.phases:
         yield f"skipped, because they did not occur in this run: {', '.join(gone)}"
@@ -499,7 +521,7 @@ def with_repeats(result: CheckResult, others: Sequence[MeasuredRun]) -> CheckRes
     def checked(metric: MetricResult, values: list[int]) -> MetricResult:
         every = sorted({metric.after, *values})
         if len(every) > 1:
-            amounts = [human_bytes(n) if metric.unit == "bytes" else str(n) for n in every]
+            amounts = [amount(n, metric.unit) for n in every]
             texts.append(f"{metric.name} {', '.join(amounts)}")
         if not metric.regressed or every[0] > metric.limit:
             return metric

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from itertools import accumulate, compress, pairwise
@@ -38,6 +39,7 @@ from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.run.session import DeviceWindow, Step
 from gpuprobe.model.trace import COLUMNS, EventColumns, LiveColumns, MemoryTrace
 from gpuprobe.model.values import Bytes, Peak, Unavailable
+from gpuprobe.step_time.recorded import prices_digest, step_time_of
 
 ReadSources: TypeAlias = Callable[[Mapping[str, str]], Mapping[str, Source]]
 
@@ -91,6 +93,13 @@ def baseline_of(
             metrics[name] = -(-total // max(1, len(steps))) if name != "races" else total
             named = {naming.place(place): count for place, count in places.items()}
             accounts[ACCOUNT_OF[name]] = counted(named, total)
+    time = step_time_of(site.rank)
+    if not isinstance(time, Unavailable):
+        metrics["step_time"] = time.expected_ns
+        lines = Counter[str]()
+        for row in time.by_line:
+            lines[naming.place(row.name)] += row.ns
+        accounts[ACCOUNT_OF["step_time"]] = counted(lines, time.expected_ns, "ns")
     found = traced(site, is_user=is_user)
     if figures_only:
         accounts = {}
@@ -103,6 +112,7 @@ def baseline_of(
             "level": site.rank.session.level,
             "torch": ".".join(torch.partition("+")[0].split(".")[:2]),
             **({"precision": precision} if precision else {}),
+            **({"prices": prices_digest()} if "step_time" in metrics else {}),
         },
         steps=len(steps),
         metrics=metrics,

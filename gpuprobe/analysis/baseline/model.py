@@ -19,7 +19,7 @@ from gpuprobe.analysis.compare.causes import Cause
 from gpuprobe.analysis.compare.diff import DiffRow
 from gpuprobe.model.io.codec import Malformed
 from gpuprobe.model.place import Place, parse_place
-from gpuprobe.model.text import human_bytes
+from gpuprobe.model.text import amount
 from gpuprobe.model.values import Displayed
 
 
@@ -113,7 +113,7 @@ class Tolerance:
         """The tolerance as text: ``2%``, ``64.0 MiB``, ``2% or 64.0 MiB``, ``nothing``."""
         parts = [f"{self.relative * 100:g}%"] if self.relative else []
         if self.absolute:
-            parts.append(human_bytes(self.absolute) if unit == "bytes" else str(self.absolute))
+            parts.append(amount(self.absolute, unit))
         text = " or ".join(parts) or "nothing"
         return text if self.most is None else f"{text}, at most {self.most * 100:g}%"
 
@@ -126,10 +126,12 @@ METRICS: Final[dict[str, tuple[str, Tolerance]]] = {
     "device_allocs_after_warm_up": ("count", Tolerance()),
     "implicit_syncs_per_step": ("count", Tolerance()),
     "races": ("count", Tolerance()),
+    "step_time": ("ns", Tolerance(relative=0.02)),
 }
 """The metrics that a check compares, with their units and default tolerances. Causes are searched
 in this order: memory that grows with every step also raises the peak. Reserved memory changes in
-segments of 2 MiB and more. The peak of a phase or a kind of step may grow by as many bytes as
+segments of 2 MiB and more. ``step_time`` is predicted (`gpuprobe.step_time`), on simulated GPUs
+alone. The peak of a phase or a kind of step may grow by as many bytes as
 ``peak_allocated`` may; see `BELOW_PEAK`."""
 
 IGNORED: Final = {
@@ -178,6 +180,7 @@ ACCOUNT_OF: Final = {
     "device_allocs_after_warm_up": "device allocs",
     "implicit_syncs_per_step": "syncs",
     "races": "races",
+    "step_time": "step time",
 }
 """The account of each metric. Accounts of phases and of kinds of step have the metric's own
 name."""

@@ -32,11 +32,11 @@ from gpuprobe.errors import DataError
 from gpuprobe.model.io.codec import Malformed, from_plain, unknown_key
 from gpuprobe.model.io.document import check_version, header
 from gpuprobe.model.needs import Need
-from gpuprobe.model.text import human_bytes
+from gpuprobe.model.text import amount, human_bytes
 from gpuprobe.model.values import Bounds, Parsed
 
 SCHEMA: Final = "gpuprobe.baseline"
-VERSION: Final = (2, 3)
+VERSION: Final = (2, 4)
 """(major, minor); a minor version only adds keys.
 
 History:
@@ -49,6 +49,7 @@ History:
 * 2.2: ``files``: the project's files that the program imports or reads, each with a digest and
   (without ``--no-sources``) its text, compressed with bzip2 and as base64.
 * 2.3: ``need`` of the lines of ``at_peak``, of runs in which the uses of memory were traced.
+* 2.4: ``step_time``, in nanoseconds (``ns``), of runs on simulated GPUs.
 """
 
 RUNS_SCHEMA: Final = "gpuprobe.baselines"
@@ -83,8 +84,7 @@ def plain_of(baseline: Baseline) -> dict[str, object]:
         "environment": dict(baseline.environment),
         "steps": baseline.steps,
         "metrics": {
-            name: _size(value) if METRICS[name][0] == "bytes" else {"count": value}
-            for name, value in baseline.metrics.items()
+            name: _amount(value, METRICS[name][0]) for name, value in baseline.metrics.items()
         },
         "tolerance": {
             name: {"relative": tolerance.relative, "absolute": tolerance.absolute}
@@ -120,6 +120,11 @@ def plain_of(baseline: Baseline) -> dict[str, object]:
 
 def _size(value: int) -> dict[str, object]:
     return {"bytes": value, "text": human_bytes(value)}
+
+
+def _amount(value: int, unit: str) -> dict[str, object]:
+    """An amount in its unit; with a text where that is easier to read."""
+    return {unit: value} if unit == "count" else {unit: value, "text": amount(value, unit)}
 
 
 class _Chunks(list[str]):
@@ -164,8 +169,10 @@ class _Writer:
         self._labels = {**labels_of(keys, baseline.sources), **baseline.labels}
 
     def lines(self, account: Account) -> dict[str, object]:
-        if account.unit == "count":
-            return {self._name(line.key): {"count": line.bytes} for line in account.lines}
+        if account.unit != "bytes":
+            return {
+                self._name(line.key): _amount(line.bytes, account.unit) for line in account.lines
+            }
         return {
             self._name(line.key): {
                 **_size(line.bytes),
@@ -225,7 +232,7 @@ class _Writer:
                 continue
             rows = self.lines(account)
             same = next((other for other, lines in written if lines and lines == rows), None)
-            total = {"count": account.total} if account.unit == "count" else _size(account.total)
+            total = _amount(account.total, account.unit)
             if same is not None:
                 found[name] = {"total": total, "same_as": same}
             else:
@@ -353,24 +360,34 @@ _Signed = Annotated[int, Bounds(1 - (1 << 63), (1 << 63) - 1)]  # growth may be 
 
 @dataclass(frozen=True)
 class _Amount:
-    """An amount: ``bytes``, or the ``count`` of a metric that counts."""
+    """An amount: ``bytes``, the ``count`` of a metric that counts, or nanoseconds (``ns``)."""
 
     bytes: _Signed | None = None
     count: _Signed | None = None
+    ns: _Signed | None = None
 
     def __post_init__(self) -> None:
-        if self.bytes is None and self.count is None:
+        if self.bytes is None and self.count is None and self.ns is None:
             raise Malformed("'bytes' is missing")
 
     @property
     def value(self) -> int:
-        return self.bytes if self.bytes is not None else self.count or 0
+        if self.bytes is not None:
+            return self.bytes
+        return self.count or 0 if self.ns is None else self.ns
+
+    @property
+    def unit(self) -> str:
+        if self.bytes is not None:
+            return "bytes"
+        return "count" if self.ns is None else "ns"
 
 
 @dataclass(frozen=True)
 class _Size(_Amount):
     bytes: _Whole | None = None
     count: _Whole | None = None
+    ns: _Whole | None = None
 
 
 @dataclass(frozen=True)
@@ -531,16 +548,15 @@ class _Reader:
                     f"accounts[{name!r}] is the same as {row.same_as!r}, which is missing"
                 )
             lines = found[row.same_as].lines if row.same_as else self._lines(row.lines)
-            unit = "bytes" if row.total.count is None else "count"
-            found[name] = Account(row.total.value, lines, unit=unit)
+            found[name] = Account(row.total.value, lines, unit=row.total.unit)
         return found
 
     def _lines(self, rows: Mapping[str, _Line]) -> tuple[LineShare, ...]:
         found = []
         for text, row in rows.items():
             key, calls = self._keys.get(text, text), self._calls.get(text, "")
-            if row.count is not None:
-                found.append(LineShare(key, row.count, row.count, calls=calls))
+            if row.unit != "bytes":
+                found.append(LineShare(key, row.value, row.value, calls=calls))
                 continue
             # A single category is written without bytes, which are the line's. So is a single path.
             categories = tuple(

@@ -137,7 +137,9 @@ class LineShare:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """An amount and its parts. ``unit`` is ``bytes`` or ``count``."""
+    """An amount and its parts. ``unit`` is ``bytes``, ``count`` or ``ns`` (then ``bytes`` of the
+    lines are nanoseconds).
+    """
 
     total: int
     lines: tuple[LineShare, ...] = ()
@@ -477,12 +479,10 @@ def reserved_at(found: Traced, total: int, naming: Naming) -> Account:
     return Account(total, by_line.lines(total))
 
 
-def counted(places: Mapping[str, int], total: int) -> Account:
-    """An account of things counted by place."""
+def counted(places: Mapping[str, int], total: int, unit: str = "count") -> Account:
+    """An account of things counted by place, or of nanoseconds."""
     lines = [LineShare(key, count, count) for key, count in places.items()]
     rest = total - sum(places.values())
     if rest:
         lines.append(LineShare(NOT_TRACED, rest, 0))
-    return Account(
-        total, tuple(sorted(lines, key=lambda line: (-line.bytes, line.key))), unit="count"
-    )
+    return Account(total, tuple(sorted(lines, key=lambda line: (-line.bytes, line.key))), unit=unit)

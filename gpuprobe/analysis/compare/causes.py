@@ -18,7 +18,7 @@ from gpuprobe.analysis.compare.accounts import Account, LineShare, changes_of, m
 from gpuprobe.analysis.compare.diff import DiffRow
 from gpuprobe.model.needs import Need
 from gpuprobe.model.place import Place
-from gpuprobe.model.text import human_bytes, human_delta
+from gpuprobe.model.text import amount_delta, human_bytes, human_delta
 
 _NEARLY_ALL = 0.8
 """The share of an amount that must belong to one line for the search to follow it."""
@@ -90,7 +90,7 @@ def explain(
         rest = next((row for row in rows if row.delta > 0), None)
         return None if rest is None else Cause(f"{_amount(rest.delta, after, noun)} in {rest.key}")
     lines = {line.key: line for line in after.lines}
-    if after.unit == "count":
+    if after.unit != "bytes":
         row = grown[0]
         return Cause(f"{_amount(row.delta, after, noun)} at {row.key}", row.key)
     old_lines = {line.key: line for line in before.lines}
@@ -106,7 +106,7 @@ def explain(
 
 
 def _amount(delta: int, account: Account, noun: str) -> str:
-    return f"{delta:+d} {noun}".rstrip() if account.unit == "count" else human_delta(delta)
+    return f"{amount_delta(delta, account.unit)} {noun if account.unit == 'count' else ''}".rstrip()
 
 
 def _total(rows: Iterable[DiffRow]) -> int:
@@ -358,12 +358,13 @@ def changed_lines(
         if mine:
             amount = min(suspect.bytes, net) if net > 0 else suspect.bytes
             words = [_change_text(suspect), *wording(mine, old_lines, lines, context)]
-            if factor and suspect.bytes * 2 > total:
+            if factor and suspect.bytes * 2 > total and after.unit == "bytes":
                 words.append(factor)
             first = max(mine, key=lambda row: (row.delta, row.key))
             if first.key != place:
-                words.append(f"allocated at {first.key}")
-            text = f"{human_delta(amount)} at {place}: {'; '.join(words)}"
+                verb = "spent" if after.unit == "ns" else "allocated"
+                words.append(f"{verb} at {first.key}")
+            text = f"{amount_delta(amount, after.unit)} at {place}: {'; '.join(words)}"
         else:
             text = f"at {place}: {_change_text(suspect)}, which is related"
         causes.append(Cause(text, place))

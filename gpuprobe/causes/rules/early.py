@@ -13,6 +13,7 @@ from gpuprobe.model.text import human_bytes
 _EXPECTED = (
     Category.PARAMETER,
     Category.GRADIENT,
+    Category.GRADIENT_BUCKET,
     Category.OPTIMIZER_STATE,
     Category.BUFFER,
     Category.WORKSPACE,

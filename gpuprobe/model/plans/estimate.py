@@ -6,9 +6,21 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from gpuprobe.model.plans.links import LinkTime
+from gpuprobe.model.plans.step_time import NOT_PREDICTED, StepTime, TrainingCost
 from gpuprobe.model.run.communication import Transfer
 from gpuprobe.model.text import human_bytes
-from gpuprobe.model.values import Bounds, Bytes, Count, Displayed, Matches, OneOf, Rank, Size, World
+from gpuprobe.model.values import (
+    Bounds,
+    Bytes,
+    Count,
+    Displayed,
+    Matches,
+    OneOf,
+    Rank,
+    Size,
+    Unavailable,
+    World,
+)
 
 FITS = "fits"
 NOT = "does not fit"
@@ -164,7 +176,8 @@ class Estimate(Displayed):
     too much to be noise: a longer run needs more than this one. ``growth_advice`` is what to do
     about it, and why. ``phases`` has the peak of each phase; an evaluation is one if it ran within
     the steps. ``causes``: why memory is there that is not needed. ``model`` is what a script that
-    gpuprobe wrote does, in words.
+    gpuprobe wrote does, in words. ``step_time``: of the last whole step on that GPU,
+    ``cost``: of it at a price that was given.
     """
 
     gpu: str
@@ -231,6 +244,10 @@ class Estimate(Displayed):
     model: Annotated[
         str, "with --model: the model and the choices for it, in words; otherwise empty"
     ] = ""
+    step_time: Annotated[
+        StepTime | Unavailable, "the predicted time of the last whole step on that GPU"
+    ] = NOT_PREDICTED
+    cost: Annotated[TrainingCost | None, "with --price: of a step, of tokens and images"] = None
 
     def __repr__(self) -> str:
         several = f"{self.devices}x" if self.devices > 1 else ""

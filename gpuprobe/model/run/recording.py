@@ -157,7 +157,7 @@ class ChildRow:
 SCHEMA = "gpuprobe.recording"
 """The schema in the first line of every rank's stream."""
 
-SCHEMA_VERSION = (2, 9)
+SCHEMA_VERSION = (2, 10)
 """(major, minor). A newer major is refused; a newer minor only adds keys.
 
 History:
@@ -172,6 +172,7 @@ History:
 * 2.7: `Gap`, ``SessionEnd.incomplete_processes``.
 * 2.8: `LaterUses`; the path of a ``Holder``, and where it begins.
 * 2.9: `HeldRows`; ``SessionEnd.pinned``.
+* 2.10: ``Step.work``.
 """
 
 

@@ -14,6 +14,7 @@ from gpuprobe.model.record import record
 from gpuprobe.model.run.communication import Exchange
 from gpuprobe.model.run.holders import Holder
 from gpuprobe.model.run.launches import NOT_COUNTED, StepLaunches
+from gpuprobe.model.run.work import NOT_FOLLOWED, StepWork
 from gpuprobe.model.values import (
     MOST_BYTES,
     MOST_DEVICES,
@@ -235,6 +236,7 @@ class Step:
     exchanges: tuple[Exchange, ...] = ()  # each operation with other ranks, of the first steps
     # Of traced steps, on simulated GPUs.
     launches: StepLaunches | Unavailable = NOT_COUNTED
+    work: StepWork | Unavailable = NOT_FOLLOWED
 
 
 @record(frozen=True, slots=True)

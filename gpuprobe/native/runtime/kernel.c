@@ -83,7 +83,7 @@ static int launch(const char *name, dim3 grid, dim3 block, size_t shared, void *
   if (shared > (size_t)d->shared_per_block_optin) return fail(INVALID_VALUE);
   SETTLED(stream);
   atomic_fetch_add_explicit(&work_given, 1, memory_order_relaxed);
-  LOG(.kind = LOG_LAUNCH, .device = ordinal, .stream = stream_number(stream), .name = name, .grid = {grid.x, grid.y, grid.z}, .block = {block.x, block.y, block.z}, .shared = (uint32_t)shared);
+  LOG(.kind = LOG_LAUNCH, .device = ordinal, .stream = stream_number(stream), .name = name, .grid = {grid.x, grid.y, grid.z}, .block = {block.x, block.y, block.z}, .shared = (uint32_t)shared, .captured = capture_of(stream) != NULL);
   launched(name);
   bool captured = capture_node(stream, (graph_node){KERNEL_NODE, .name = name});
   COUNT(.kind = LOG_LAUNCH, .name = name, .device = ordinal, .grid = {grid.x, grid.y, grid.z}, .block = {block.x, block.y, block.z}, .shared = (uint32_t)shared, .captured = captured, .multiprocessors = (uint32_t)d->multiprocessors);
@@ -93,7 +93,7 @@ int library_call(const char *name, void *stream) {
   if (atomic_load_explicit(&hidden, memory_order_relaxed)) atomic_store(&used_while_hidden, true);
   if (atomic_load_explicit(&FN(collectives_pending), memory_order_relaxed)) settle_stream(stream);   // an error is that of the next launch
   atomic_fetch_add_explicit(&work_given, 1, memory_order_relaxed);
-  LOG(.kind = LOG_LIBRARY, .device = current_device(), .stream = stream_number(stream), .name = name);
+  LOG(.kind = LOG_LIBRARY, .device = current_device(), .stream = stream_number(stream), .name = name, .captured = capture_of(stream) != NULL);
   bool captured = capture_node(stream, (graph_node){KERNEL_NODE, .name = name});
   COUNT(.kind = LOG_LIBRARY, .name = name, .device = current_device(), .captured = captured);
   return SUCCESS;

@@ -5,45 +5,85 @@
 #include <time.h>
 #include <unistd.h>
 
-atomic_bool logging;
-static log_entry *entries;
-static size_t count, room;
-static size_t limit;
-static uint64_t dropped;
+// Two logs: that of tests and benchmarks, and that of a recording (gpuprobe/sampler/tracing/work.py), which
+// also gets the operators, by the number that Python gave them.
+typedef struct {
+  log_entry *entries;
+  size_t count, room, limit;
+  uint64_t dropped;
+} call_log;
+static call_log logs[2];
+atomic_uint logging;   // one bit for each log that is on
+static __thread uint32_t work;
+uint32_t current_work(void) { return work; }
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static char **unanswered;
 static size_t n_unanswered;
 
+static void append(call_log *l, const log_entry *entry) {
+  if (l->count == l->room && l->room < l->limit) {
+    size_t more = l->room ? l->room * 2 : 4096;
+    log_entry *moved = realloc(l->entries, more * sizeof *moved);
+    if (moved) { l->entries = moved; l->room = more; }
+  }
+  if (l->count < l->room) l->entries[l->count++] = *entry; else l->dropped++;
+}
 void log_add(log_entry entry) {
   struct timespec now;
+  static __thread uint32_t thread;
+  static __thread int of;
+  int process = getpid();
+  if (of != process) { of = process; thread = (uint32_t)syscall(SYS_gettid); }
   clock_gettime(CLOCK_MONOTONIC, &now);
   entry.time_ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-  entry.thread = (uint32_t)syscall(SYS_gettid);
+  entry.thread = thread;
+  if (!entry.work) entry.work = work;
   pthread_mutex_lock(&lock);
-  if (count == room && room < limit) {
-    size_t more = room ? room * 2 : 4096;
-    log_entry *moved = realloc(entries, more * sizeof *moved);
-    if (moved) { entries = moved; room = more; }
-  }
-  if (count < room) entries[count++] = entry; else dropped++;
+  unsigned on = atomic_load_explicit(&logging, memory_order_relaxed);
+  for (int i = 0; i < 2; i++) if (on >> i & 1) append(&logs[i], &entry);
   pthread_mutex_unlock(&lock);
 }
-// Start: at most `most` entries are kept until they are taken; later ones are counted as dropped.
-void FN(log_start)(size_t most) { pthread_mutex_lock(&lock); limit = most; count = 0; dropped = 0; pthread_mutex_unlock(&lock); atomic_store(&logging, true); }
-void FN(log_stop)(void) { atomic_store(&logging, false); }
-size_t FN(log_entry_size)(void) { return sizeof(log_entry); }
-// Moves up to `most` entries to `out`, oldest first, and returns how many.
-size_t FN(log_take)(log_entry *out, size_t most) {
+// A child logs nothing, and has none of the threads that may hold the lock.
+static void in_child(void) {
+  pthread_mutex_init(&lock, NULL);
+  atomic_store(&logging, 0);
+  logs[0].count = logs[1].count = 0;
+}
+__attribute__((constructor)) static void at_fork(void) { pthread_atfork(NULL, NULL, in_child); }
+static void start(int which, size_t most) { pthread_mutex_lock(&lock); logs[which].limit = most; logs[which].count = 0; logs[which].dropped = 0; pthread_mutex_unlock(&lock); atomic_fetch_or(&logging, 1u << which); }
+static void stop(int which) { atomic_fetch_and(&logging, ~(1u << which)); }
+static size_t take(call_log *l, log_entry *out, size_t most) {
   pthread_mutex_lock(&lock);
-  size_t n = count < most ? count : most;
-  memcpy(out, entries, n * sizeof *out);
-  memmove(entries, entries + n, (count - n) * sizeof *entries);
-  count -= n;
+  size_t n = l->count < most ? l->count : most;
+  memcpy(out, l->entries, n * sizeof *out);
+  memmove(l->entries, l->entries + n, (l->count - n) * sizeof *l->entries);
+  l->count -= n;
   pthread_mutex_unlock(&lock);
   return n;
 }
-size_t FN(log_count)(void) { pthread_mutex_lock(&lock); size_t n = count; pthread_mutex_unlock(&lock); return n; }
-unsigned long long FN(log_dropped)(void) { return dropped; }
+static size_t length(call_log *l) { pthread_mutex_lock(&lock); size_t n = l->count; pthread_mutex_unlock(&lock); return n; }
+// Start: at most `most` entries are kept until they are taken; later ones are counted as dropped.
+void FN(log_start)(size_t most) { start(0, most); }
+void FN(log_stop)(void) { stop(0); }
+size_t FN(log_entry_size)(void) { return sizeof(log_entry); }
+// Moves up to `most` entries to `out`, oldest first, and returns how many.
+size_t FN(log_take)(log_entry *out, size_t most) { return take(&logs[0], out, most); }
+size_t FN(log_count)(void) { return length(&logs[0]); }
+unsigned long long FN(log_dropped)(void) { return logs[0].dropped; }
+
+void FN(work_start)(size_t most) { start(1, most); }
+void FN(work_stop)(void) { stop(1); }
+size_t FN(work_take)(log_entry *out, size_t most) { return take(&logs[1], out, most); }
+size_t FN(work_count)(void) { return length(&logs[1]); }
+unsigned long long FN(work_dropped)(void) { return logs[1].dropped; }
+// What this thread does from now on is the operator of that number, which begins; returns the one before.
+uint32_t FN(work_begin)(uint32_t number) {
+  uint32_t before = work;
+  work = number;
+  if (atomic_load_explicit(&logging, memory_order_relaxed) & 2u) log_add((log_entry){.kind = LOG_OPERATOR, .device = -1});
+  return before;
+}
+void FN(work_end)(uint32_t before) { work = before; }
 
 // --- functions that are exported and not answered: see gpuprobe/native/answers.py
 // Messages go to the stderr of the beginning: the program may open a file of its own as 2.

@@ -127,6 +127,7 @@ typedef struct {
   size_t bytes, count, width;
   int value;
   void (*call)(void *);
+  uint32_t work;   // as of a log_entry
 } graph_node;
 bool capture_node(void *stream, graph_node node);   // false where the stream is not capturing
 
@@ -151,6 +152,7 @@ enum log_kind {
   LOG_EVENT_RECORD, LOG_EVENT_WAIT, LOG_EVENT_SYNC, LOG_EVENT_QUERY, LOG_STREAM_CREATE,
   LOG_STREAM_DESTROY, LOG_STREAM_SYNC, LOG_STREAM_QUERY, LOG_DEVICE_SYNC, LOG_HOST_FUNCTION,
   LOG_CAPTURE_BEGIN, LOG_CAPTURE_END, LOG_GRAPH_LAUNCH, LOG_COLLECTIVE, LOG_UNANSWERED, LOG_MAP, LOG_UNMAP,
+  LOG_OPERATOR, LOG_GRAPH_NODE,
 };
 typedef struct {
   uint64_t time_ns;     // CLOCK_MONOTONIC
@@ -160,9 +162,12 @@ typedef struct {
   uint32_t kind, thread;
   int32_t device;
   uint32_t grid[3], block[3], shared;
+  uint32_t work;        // the operator that this thread runs, by its number; 0 for none
+  uint32_t captured;    // 1: into a graph, instead of being given to the GPU
 } log_entry;
-extern atomic_bool logging;
+extern atomic_uint logging;
 void log_add(log_entry entry);
+uint32_t current_work(void);
 #define LOG(...) do { if (atomic_load_explicit(&logging, memory_order_relaxed)) log_add((log_entry){__VA_ARGS__}); } while (0)
 uint64_t stream_number(void *handle);
 

@@ -254,13 +254,14 @@ int FN(ncclRedOpCreatePreMulSum)(int *out, void *scalar, int type, int residence
   return 0;
 }
 
-static void noted(const char *name, void *stream, size_t bytes, const void *from, void *to) {
-  LOG(.kind = LOG_COLLECTIVE, .device = current_device(), .stream = stream_number(stream), .name = name, .a = (uint64_t)from, .b = (uint64_t)to, .bytes = bytes);
+// bytes: of a collective that gathers or scatters, the part of one rank.
+static void noted(const communicator *c, const char *name, void *stream, size_t bytes, const void *from, void *to) {
+  LOG(.kind = LOG_COLLECTIVE, .device = current_device(), .stream = stream_number(stream), .name = name, .a = (uint64_t)from, .b = (uint64_t)to, .bytes = bytes, .grid = {c ? (uint32_t)c->size : 0}, .captured = capture_of(stream) != NULL);
   collective_sent();
   COUNT(.kind = LOG_COLLECTIVE, .name = name, .device = current_device(), .captured = capture_of(stream) != NULL);
 }
-static int sent(const char *name, void *stream, size_t bytes, const void *from, void *to, size_t copy) {
-  noted(name, stream, bytes, from, to);
+static int sent(const communicator *c, const char *name, void *stream, size_t bytes, const void *from, void *to, size_t copy) {
+  noted(c, name, stream, bytes, from, to);
   if (from && to && from != to && copy && copy <= small) {
     if (!capture_node(stream, (graph_node){MEMCPY_NODE, .name = name, .to = to, .from = from, .bytes = copy})) copy_bytes(to, from, copy);
   } else {
@@ -294,7 +295,7 @@ int FN(collectives_captured)(void **out, int most) {
 }
 void FN(collectives_play)(void *c) { play(c); }
 static int exchanged_call(communicator *c, const char *name, exchange_call call, const void *from, size_t bytes, void *to, void *stream) {
-  noted(name, stream, bytes, from, to);
+  noted(c, name, stream, call.kind == REDUCE_SCATTER || call.kind == SCATTER ? call.count * width(call.type) : bytes, from, to);
   if (!capture_of(stream)) return issue(c->x, call, from, bytes, to, stream);
   captured_call *kept = malloc(sizeof *kept);   // as long as the process: graphs are copied
   *kept = (captured_call){c->x, call, from, bytes, to, false};
@@ -306,7 +307,7 @@ static int exchanged_call(communicator *c, const char *name, exchange_call call,
 
 static int reduced(const char *name, void *s, const void *from, void *to, size_t n, int type, int op, communicator *c, size_t bytes) {
   size_t b = n * width(type);
-  int status = sent(name, s, bytes, from, to, b);
+  int status = sent(c, name, s, bytes, from, to, b);
   if (to && b <= small && !capture_of(s)) reduce(to, n, type, op, c);
   return status;
 }
@@ -329,17 +330,17 @@ int FN(ncclReduce)(const void *from, void *to, size_t n, int type, int op, int r
 int FN(ncclBroadcast)(const void *from, void *to, size_t n, int type, int root, communicator *c, void *s) {
   size_t b = n * width(type);
   EXCHANGED("ncclBroadcast", BROADCAST, type, 0, root, n, root == c->rank ? from : NULL, b, to);
-  return sent("ncclBroadcast", s, b, root == c->rank ? from : NULL, to, b);
+  return sent(c, "ncclBroadcast", s, b, root == c->rank ? from : NULL, to, b);
 }
 int FN(ncclBcast)(void *buffer, size_t n, int type, int root, communicator *c, void *s) {
   if (c->x) return FN(ncclBroadcast)(buffer, buffer, n, type, root, c, s);
-  return sent("ncclBroadcast", s, n * width(type), buffer, buffer, 0);
+  return sent(c, "ncclBroadcast", s, n * width(type), buffer, buffer, 0);
 }
 int FN(ncclAllGather)(const void *from, void *to, size_t n, int type, communicator *c, void *s) {
   size_t b = n * width(type);
   EXCHANGED("ncclAllGather", ALL_GATHER, type, 0, 0, n, from, b, to);
   if (b <= small && b * (size_t)(c->size ? c->size : 1) <= 4 * (small > SIZE_MAX / 4 ? SIZE_MAX / 4 : small)) copies(to, from, b, c);
-  return sent("ncclAllGather", s, b, from, to, 0);
+  return sent(c, "ncclAllGather", s, b, from, to, 0);
 }
 int FN(ncclReduceScatter)(const void *from, void *to, size_t n, int type, int op, communicator *c, void *s) {
   size_t b = n * width(type);
@@ -349,18 +350,18 @@ int FN(ncclReduceScatter)(const void *from, void *to, size_t n, int type, int op
 int FN(ncclAlltoAll)(const void *from, void *to, size_t n, int type, communicator *c, void *s) {
   size_t b = n * width(type) * (size_t)c->size;
   EXCHANGED("ncclAlltoAll", ALL_TO_ALL, type, 0, 0, n, from, b, to);
-  return sent("ncclAlltoAll", s, b, from, to, b);
+  return sent(c, "ncclAlltoAll", s, b, from, to, b);
 }
 int FN(ncclGather)(const void *from, void *to, size_t n, int type, int root, communicator *c, void *s) {
   size_t b = n * width(type);
   EXCHANGED("ncclGather", GATHER, type, 0, root, n, from, b, to);
   if (root == c->rank && b <= small) copies(to, from, b, c);
-  return sent("ncclGather", s, b, from, to, 0);
+  return sent(c, "ncclGather", s, b, from, to, 0);
 }
 int FN(ncclScatter)(const void *from, void *to, size_t n, int type, int root, communicator *c, void *s) {
   size_t b = n * width(type);
   EXCHANGED("ncclScatter", SCATTER, type, 0, root, n, root == c->rank ? from : NULL, b * (size_t)c->size, to);
-  return sent("ncclScatter", s, b, root == c->rank ? (const char *)from + (size_t)root * b : NULL, to, b);
+  return sent(c, "ncclScatter", s, b, root == c->rank ? (const char *)from + (size_t)root * b : NULL, to, b);
 }
 
 // Sends and receipts of one group of calls (ncclGroupStart to ncclGroupEnd), of which collectives from
@@ -387,8 +388,8 @@ int FN(ncclGroupEnd)(void) {
   call_count = 0;
   return 0;
 }
-static int exchanged(const char *name, const void *from, void *to, size_t bytes, int peer, void *s) {
-  int status = sent(name, s, bytes, from, to, 0);
+static int exchanged(const communicator *c, const char *name, const void *from, void *to, size_t bytes, int peer, void *s) {
+  int status = sent(c, name, s, bytes, from, to, 0);
   if (depth && call_count < MOST_CALLS) calls[call_count++] = (lone_call){from, to, bytes, peer, s};
   else if (to) received(to, bytes, s);
   return status;
@@ -396,10 +397,10 @@ static int exchanged(const char *name, const void *from, void *to, size_t bytes,
 int FN(ncclSend)(const void *from, size_t n, int type, int peer, communicator *c, void *s) {
   size_t b = n * width(type);
   if (c->x) return exchanged_call(c, "ncclSend", (exchange_call){.kind = SEND, .type = type, .peer = peer, .count = n}, from, b, NULL, s);
-  return exchanged("ncclSend", from, NULL, b, peer, s);
+  return exchanged(c, "ncclSend", from, NULL, b, peer, s);
 }
 int FN(ncclRecv)(void *to, size_t n, int type, int peer, communicator *c, void *s) {
   size_t b = n * width(type);
   if (c->x) return exchanged_call(c, "ncclRecv", (exchange_call){.kind = RECV, .type = type, .peer = peer, .count = n}, NULL, b, to, s);
-  return exchanged("ncclRecv", NULL, to, b, peer, s);
+  return exchanged(c, "ncclRecv", NULL, to, b, peer, s);
 }

@@ -250,7 +250,7 @@ int FN(cudaEventRecordWithFlags)(void *handle, void *on, unsigned flags) {
   e->on = s;
   e->captured = c ? s->captured : 0;
   e->awaits = last_issued(s);
-  LOG(.kind = LOG_EVENT_RECORD, .device = s->device, .stream = s->number, .a = e->number);
+  LOG(.kind = LOG_EVENT_RECORD, .device = s->device, .stream = s->number, .a = e->number, .captured = c != NULL);
   return SUCCESS;
 }
 int FN(cudaEventRecord)(void *handle, void *on) { return FN(cudaEventRecordWithFlags)(handle, on, 0); }
@@ -283,7 +283,7 @@ int FN(cudaStreamWaitEvent)(void *on, void *handle, unsigned flags) {
   event *e = event_of(handle);
   stream *s = stream_of(on, current_device());
   if (!e || !s) return fail(INVALID_HANDLE);
-  LOG(.kind = LOG_EVENT_WAIT, .device = s->device, .stream = s->number, .a = e->number, .b = e->stream);
+  LOG(.kind = LOG_EVENT_WAIT, .device = s->device, .stream = s->number, .a = e->number, .b = e->stream, .captured = capture_of(on) != NULL || e->capture_id);
   if (e->capture_id && !capture_of(on)) {   // the stream joins the capture that the event belongs to
     pthread_mutex_lock(&lock);
     capture *c = capture_by_id(e->capture_id);
@@ -348,6 +348,7 @@ bool capture_node(void *on, graph_node node) {
   capture *c = capture_of(on);
   if (!c) return false;
   pthread_mutex_lock(&lock);
+  node.work = current_work();
   add_node(c->graph, node);
   stream_of(on, current_device())->captured++;
   pthread_mutex_unlock(&lock);
@@ -451,6 +452,7 @@ int FN(cudaGraphLaunch)(graph *x, void *on) {
   COUNT(.kind = LOG_GRAPH_LAUNCH, .name = "cudaGraphLaunch", .device = current_device(), .nodes = kernels);
   for (size_t i = 0; i < x->count; i++) {
     graph_node *n = &x->nodes[i];
+    LOG(.kind = LOG_GRAPH_NODE, .device = current_device(), .stream = stream_number(on), .a = n->kind, .bytes = n->bytes + n->width * n->count, .name = n->name, .work = n->work);
     if (n->kind == MEMCPY_NODE) copy_bytes(n->to, n->from, n->bytes);
     else if (n->kind == MEMSET_NODE) set_bytes(n->to, n->value, n->width, n->count);
     else if (n->kind == HOST_NODE) n->call(n->to);

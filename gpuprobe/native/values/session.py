@@ -76,7 +76,7 @@ class Values:
             _follow_reads(self.computing, self.reads, self._patches)
             knowledge = self.computing.knowledge
             shared.follow(knowledge.shared, knowledge.share, self._patches)
-        self._patches.add(watch(self.computing.handle))
+        self._patches.add(watch(self.computing.handle, innermost=True))
         self._patches.add(history.install())
         return self
 

@@ -12,7 +12,7 @@ from gpuprobe.analysis.compare.diff import BY, DiffRow
 from gpuprobe.model.findings import Finding, Fix
 from gpuprobe.model.place import Place, parse_place
 from gpuprobe.model.record import record
-from gpuprobe.model.text import human_bytes, human_delta
+from gpuprobe.model.text import amount, amount_delta
 from gpuprobe.reporters.json.documents import Document, keys
 
 T = TypeVar("T")
@@ -169,9 +169,8 @@ def _findings(result: CheckResult) -> Iterator[Finding]:
         if metric in result.phases and metric.place in given:
             continue
         given.add(metric.place)
-        size = metric.unit == "bytes"
-        change = human_delta(metric.delta) if size else f"{metric.delta:+d}"
-        now = human_bytes(metric.after) if size else str(metric.after)
+        change = amount_delta(metric.delta, metric.unit)
+        now = amount(metric.after, metric.unit)
         id, rule = regression(metric.name)
         name = _named(result, metric.name)
         yield Finding(

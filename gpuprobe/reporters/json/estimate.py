@@ -19,7 +19,7 @@ def _range(name: str, about: str = "") -> InnerObject:
 
 DOCUMENT: Final = Document(
     "gpuprobe.estimate",
-    (3, 1),
+    (3, 2),
     Estimate,
     "What a training script would need on a GPU. Sizes are bytes. A minor version adds keys.",
     shapes={
@@ -44,6 +44,7 @@ DOCUMENT: Final = Document(
             **keys("attributed by_category by_module by_line assumed not_modelled compiled"),
             **keys("communication link per_node communication_time by_device by_rank"),
             **keys("suggestions not_tried smallest_gpus growth growth_advice phases causes model"),
+            **keys("step_time cost"),
         },
         EstimatedChange: keys("name how verdict needed"),
         Transfer: keys("op axis ranks dtype count payload wire module", place=_place),
@@ -67,6 +68,7 @@ DOCUMENT: Final = Document(
 * 3.0: ``engine`` and ``simulated_torch`` are gone: torch's own CUDA code runs, as installed.
   ``schemas/estimate-3.json``.
 * 3.1: ``phases``; ``causes``.
+* 3.2: ``step_time``; ``cost``.
 """
 
 document = DOCUMENT.plain

@@ -258,7 +258,7 @@ def need_shapes() -> dict[type, Any]:
 
 DOCUMENT: Final = Document(
     "gpuprobe.report",
-    (2, 12),
+    (2, 13),
     Report,
     "Where the memory of a recording went. Sizes are bytes, durations nanoseconds. A minor version "
     "adds keys.",
@@ -321,6 +321,7 @@ DOCUMENT: Final = Document(
         "Holder.saved_tensors Holder.saved_bytes",
         "2.12": "head causes LineNeed.later_step NeedRow.modules NeedRow.more_modules lifespans "
         "Suggestion.saves OutOfMemory.could_use OutOfMemory.limited PinnedMemory.lines",
+        "2.13": "step_time",
     },
     # A damaged recording, or another clock, can make differences negative.
     bounded=False,
@@ -350,6 +351,7 @@ DOCUMENT: Final = Document(
 * 2.12: ``advice.saves``; ``out_of_memory.could_use`` and ``.limited``; the ``lines`` of pinned
   memory; ``needs`` by module, ``later_step`` of each of its lines; ``lifespans``; ``head``;
   ``causes``, which have what ``advice`` had on memory that is not needed.
+* 2.13: ``step_time``.
 """
 
 to_document = DOCUMENT.plain

@@ -10,7 +10,7 @@ from gpuprobe.analysis.baseline.check import ANOTHER_MODEL, ENVIRONMENT, INCOMPL
 from gpuprobe.analysis.compare.diff import DiffRow, rows_by_need
 from gpuprobe.analysis.repeats import change_groups
 from gpuprobe.model.findings import Level
-from gpuprobe.model.text import human_bytes
+from gpuprobe.model.text import amount
 from gpuprobe.reporters.sections.diff import most_of
 from gpuprobe.reporters.sections.parts import (
     Cell,
@@ -23,6 +23,7 @@ from gpuprobe.reporters.sections.parts import (
     Table,
     change,
     count,
+    duration,
     named,
     plural,
     size,
@@ -69,11 +70,13 @@ def _what_to_do(result: CheckResult) -> list[Section]:
     """
     parts: list[Part] = []
     for metric in result.regressions[:_MOST_LIMITS]:
-        amount = human_bytes if metric.unit == "bytes" else "{:,}".format
+        after, limit, before = (
+            amount(number, metric.unit) for number in (metric.after, metric.limit, metric.before)
+        )
         parts.append(
             Line(
-                f"{metric.name} is {amount(metric.after)}, the limit is {amount(metric.limit)} "
-                f"(baseline {amount(metric.before)}; tolerance: {metric.accepted}, "
+                f"{metric.name} is {after}, the limit is {limit} "
+                f"(baseline {before}; tolerance: {metric.accepted}, "
                 f"{metric.source})",
                 "item",
                 "tolerance",
@@ -145,20 +148,21 @@ def verdict(result: CheckResult) -> str:
     if result.mismatches:
         return "the baseline is from another environment"
     if not result.regressions:
-        return "memory is within the baseline"
+        timed = any(item.name == "step_time" for item in result.metrics)
+        return "memory is within the baseline" + (", the time of a step too" if timed else "")
     return f"{plural(len(result.regressions), 'metric')} above the baseline"
 
 
 def _metrics(metrics: Sequence[MetricResult], caption: str) -> Table:
     def row(metric: MetricResult) -> Row:
-        amount = size if metric.unit == "bytes" else count
+        cell = _CELLS[metric.unit]
         return Row(
             (
                 Cell(metric.name, tone="strong" if metric.regressed else ""),
-                amount(metric.before),
-                amount(metric.after),
+                cell(metric.before),
+                cell(metric.after),
                 change(metric.delta, metric.unit),
-                amount(metric.limit),
+                cell(metric.limit),
                 Cell("above", tone="up") if metric.regressed else _passed(metric),
                 f"{metric.accepted} ({metric.source})",
             ),
@@ -175,6 +179,9 @@ def _metrics(metrics: Sequence[MetricResult], caption: str) -> Table:
         Column("accepted"),
     )
     return Table(caption, columns, tuple(map(row, metrics)), flags=True)
+
+
+_CELLS = {"bytes": size, "count": count, "ns": duration}
 
 
 def _passed(metric: MetricResult) -> str:
@@ -226,6 +233,7 @@ _ACCOUNTS = {
     "device_allocs_after_warm_up": "in the calls of cudaMalloc",
     "implicit_syncs_per_step": "in the implicit synchronisations of the run",
     "races": "in the races",
+    "step_time": "in the predicted time of a step on the GPU",
 }
 
 

@@ -13,7 +13,7 @@ from gpuprobe.model.findings import Level
 from gpuprobe.model.memory import Category
 from gpuprobe.model.place import Place
 from gpuprobe.model.record import record
-from gpuprobe.model.text import human_bytes, human_delta, human_ns
+from gpuprobe.model.text import amount_delta, human_bytes, human_delta, human_ns
 from gpuprobe.model.values import Peak, Unavailable
 
 AUTO = -1
@@ -191,6 +191,8 @@ def change(number: int, unit: str = "bytes") -> Cell:
     tone: Literal["", "up", "down"] = "up" if number > 0 else "down" if number < 0 else ""
     if unit == "bytes":
         return Cell(human_delta(number), number, f"{number:+,} B", tone)
+    if unit == "ns":
+        return Cell(amount_delta(number, unit), number, f"{number:+,} ns", tone)
     return Cell(f"{number:+,}" if number else "0", number, tone=tone)
 
 

@@ -28,6 +28,7 @@ from gpuprobe.reporters.sections.parts import (
     size,
 )
 from gpuprobe.reporters.sections.report.steps import communication_section
+from gpuprobe.reporters.sections.step_time import step_time_sections
 
 _EVIDENCE: Final = "evidence: torch's own CUDA code, on a simulated GPU"
 
@@ -60,6 +61,7 @@ def estimate_sections(estimate: Estimate, top: int = 8) -> list[Section]:
         )
     if estimate.communication_time:
         tables.append(_times(estimate))
+    tables += step_time_sections(estimate.step_time, top, cost=estimate.cost)
     listed = (
         ("Compiled", estimate.compiled),
         ("Assumed", estimate.assumed),

@@ -18,6 +18,7 @@ from gpuprobe.analysis.time_shares import joined_calls
 from gpuprobe.model.run.communication import MOST_OPERATIONS, exchanges_of, operations
 from gpuprobe.model.run.launches import NOT_COUNTED, StepLaunches, joined
 from gpuprobe.model.run.session import BlindSpot, Placed
+from gpuprobe.model.run.work import NOT_FOLLOWED, StepWork, joined_work
 from gpuprobe.model.values import Bytes, Unavailable
 from gpuprobe.sampler.hooks.collectives import CollectiveCalls, Records
 from gpuprobe.sampler.hooks.waits import joined_waits
@@ -211,6 +212,7 @@ class PerStep:
             "copied": self.collectives.copies.take(),
             "exchanges": exchanges_of(self.records.take()),
             "launches": self._launches(),
+            "work": self._work(),
         }
         self.records.on = self._traces.in_detail(index + 1)
         before, earlier = self._last
@@ -226,6 +228,10 @@ class PerStep:
         trace = self._traces.launches
         found = None if trace is None else trace.take()
         return NOT_COUNTED if found is None else found
+
+    def _work(self) -> StepWork | Unavailable:
+        trace = self._traces.work
+        return NOT_FOLLOWED if trace is None or not trace.on else trace.take()
 
     def end(self) -> None:
         """Remove the hooks, and record what a simulated GPU has assumed."""
@@ -243,4 +249,5 @@ class PerStep:
             "copied": joined_waits(earlier["copied"], later["copied"]),
             "exchanges": exchanges,
             "launches": joined(earlier["launches"], later["launches"]),
+            "work": joined_work(earlier["work"], later["work"]),
         }

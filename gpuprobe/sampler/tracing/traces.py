@@ -14,7 +14,7 @@ from gpuprobe.model.values import Unavailable
 from gpuprobe.patching import Patches
 from gpuprobe.sampler.base import Sink
 from gpuprobe.sampler.timeline import PhaseSpan, PhaseTimeline
-from gpuprobe.torch_support.engine_reports import launch_counter
+from gpuprobe.torch_support.engine_reports import call_log, launch_counter
 
 if TYPE_CHECKING:
     from gpuprobe.model.needs import UsesCost
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gpuprobe.sampler.tracing.launches import LaunchTrace
     from gpuprobe.sampler.tracing.tensors import Known
     from gpuprobe.sampler.tracing.uses import Uses
+    from gpuprobe.sampler.tracing.work import WorkTrace
 
 FIRST_STEPS = 3
 """Steps that are always traced: the one in which optimizer state is allocated, and two warm
@@ -105,9 +106,11 @@ class Traces:
         self._step = 0  # the last one that ended
         self._highest_peak = 0
         self._most_retries = 0
+        self._timeline: PhaseTimeline | None = None
         self.cpu: CpuTrace | None = None
         self.cuda: CudaTrace | None = None
         self.launches: LaunchTrace | None = None
+        self.work: WorkTrace | None = None
         self.places: Any = None  # OperatorPlaces, if anything numbers them
         self.uses: Uses | None = None
         self.held: HeldMemory | None = None
@@ -169,16 +172,10 @@ class Traces:
         self.cuda = cuda = CudaTrace(self._convert)
         self._records_all = simulated
         self._blind(*BLIND_SPOTS)
-        counter = launch_counter()
-        if simulated or uses or counter is not None:
+        if simulated or uses or launch_counter() is not None:
             from gpuprobe.sampler.tracing.places import OperatorPlaces
 
             self.places = OperatorPlaces(cuda.modules, cuda.backward, on_fault)
-        if counter is not None:
-            from gpuprobe.sampler.tracing.launches import LaunchTrace
-
-            self.launches = LaunchTrace(counter, self.places, cuda.modules, lambda: timeline.path)
-            timeline.path_changed = self.launches.path_changed
         if simulated or uses:
             from gpuprobe.sampler.tracing.held import HeldMemory
             from gpuprobe.sampler.tracing.uses import Uses
@@ -193,17 +190,43 @@ class Traces:
             self.uses.traces_now = lambda: cuda.now(self._step + 1, ())
             self.uses.install(self._patches)
             self.held = HeldMemory(self.uses)
+        self._timeline = timeline
         self.begin_step(0)
+
+    def _follow_engine(self) -> None:
+        """Count launches and log calls, if the simulated GPU does. In a process that a launcher
+        started, it begins to at the first use of a GPU, after the recording.
+        """
+        cuda, timeline = self.cuda, self._timeline
+        if cuda is None or timeline is None or self.places is None:
+            return
+        counter, log = launch_counter(), call_log()
+        if self.launches is None and counter is not None:
+            from gpuprobe.sampler.tracing.launches import LaunchTrace
+
+            self.launches = LaunchTrace(counter, self.places, cuda.modules, lambda: timeline.path)
+            timeline.path_changed = self.launches.path_changed
+        if self.work is None and log is not None and self.uses is not None:
+            from gpuprobe.sampler.tracing.work import WorkTrace
+
+            self.work = WorkTrace(log, self.places)
+            self.uses.follow(self.work, self._patches)
 
     def begin_step(self, index: int) -> None:
         """Step ``index`` begins: switch the CUDA history on, if the step is traced."""
         if self.cuda is None:
             return
+        self._follow_engine()
         if self.launches is not None:
             if self._is_traced(index):
                 self.launches.begin()
             else:
                 self.launches.stop()
+        if self.work is not None:
+            if self._is_traced(index):
+                self.work.begin_step()
+            else:
+                self.work.stop()
         if self.uses is not None:
             self.uses.begin_step()
         if not self._is_traced(index) and not self._records_all:
@@ -266,6 +289,9 @@ class Traces:
         if self.launches is not None:
             self.launches.stop()
             self.launches = None
+        if self.work is not None:
+            self.work.stop()
+            self.work = None
         if self.cuda is not None:
             self.cuda.stop()
             self.cuda = None

@@ -54,6 +54,7 @@ from gpuprobe.sampler.tracing.flow import Operator as Done
 from gpuprobe.sampler.tracing.inspection import requested
 from gpuprobe.sampler.tracing.pinned import PinnedTensors, pins
 from gpuprobe.sampler.tracing.places import OperatorPlaces
+from gpuprobe.sampler.tracing.work import WorkTrace
 from gpuprobe.torch_support.callers import passed_on
 from gpuprobe.torch_support.compiled_calls import follow_compiled_calls
 from gpuprobe.torch_support.kernels import runs_kernel, takes_shape
@@ -193,6 +194,8 @@ class Uses:
         self._capturing: set[int] | None = None
         self._in_graph = 0  # where the uses by the compiled graph that runs begin in the log
         self.pinned = PinnedTensors(lambda place: places.places[place][0])
+        self.work: WorkTrace | None = None
+        """Gets the operators, too, if calls to the GPU can be logged."""
         self.traces_now: Callable[[], list[MemoryTrace]] = list
         """Returns the traces of the step so far, for an inspection."""
         self._begin_log()
@@ -229,6 +232,11 @@ class Uses:
         ):
             patches.set(graph, name, self._reporting(getattr(graph, name), report))
 
+    def follow(self, work: WorkTrace, patches: Patches) -> None:
+        """Give operators, and Triton's kernels, to ``work``, too."""
+        self.work = work
+        work.install(patches, self._kernel_begins)
+
     def stop(self) -> None:
         """Watch no more; what was noted is kept."""
         self._on = False
@@ -264,6 +272,8 @@ class Uses:
         number = self._begins(place)
         if began:
             self._spent += perf_counter_ns() - began
+        work = self.work
+        outer = work.begin(number) if work is not None and work.on else None
         try:
             result = below(op, args, kwargs)
         except BaseException as error:  # noqa: BLE001 - raised again
@@ -271,6 +281,9 @@ class Uses:
             self._guarded(self._returned, op, args, kwargs, None, number, placed)
             del args, kwargs
             raise passed_on(error)  # noqa: B904 - the same one
+        finally:
+            if outer is not None:
+                work.end(outer)  # type: ignore[union-attr]
         if not began:
             self._guarded(self._returned, op, args, kwargs, result, number, placed)
             return result
@@ -319,6 +332,8 @@ class Uses:
         self._phase[at] = self._path()
         if placed:
             self._place[at] = self._places.current
+        if self.work is not None and self.work.on:
+            self.work.note(number, self._place[at], self._phase[at], op, args, kwargs, result)
         if about.uses:
             first = 0
             if about.like:
@@ -417,6 +432,15 @@ class Uses:
             if share:
                 self._padded[number] = int(share * result.numel() * result.element_size())
 
+    def _kernel_begins(self) -> tuple[int, int, str]:
+        """A kernel of Triton is launched without an operator. Returns its number, its place and the
+        phase.
+        """
+        place, path = self._places.here(), self._path()
+        number = self._begins(place)
+        self._phase[-1] = path
+        return number, place, path
+
     # -- graphs
 
     def _reporting(self, original: Any, report: Callable[..., None]) -> Callable[..., Any]:
@@ -438,6 +462,8 @@ class Uses:
     def _use_by_graph(self, inputs: list[object]) -> None:
         number = self._begins(self._places.here())
         self._name[-1], self._phase[-1] = COMPILED_GRAPH, self._path()
+        if self.work is not None:
+            self.work.graph_called(inputs)
         self._in_graph = len(self._address)
         self._note(inputs, number, USE)
 
@@ -460,8 +486,12 @@ class Uses:
 
     def _capture_began(self, graph: torch.cuda.CUDAGraph) -> None:
         self._capturing = set()
+        if self.work is not None:
+            self.work.capturing = True
 
     def _capture_ended(self, graph: Any) -> None:
+        if self.work is not None:
+            self.work.capturing = False
         graph._gpuprobe_addresses, self._capturing = self._capturing or set(), None
 
     def _replayed(self, graph: Any) -> None:

@@ -57,6 +57,8 @@ from gpuprobe.reporters.sections.report.steps import (
     step_sections,
     time_sections,
 )
+from gpuprobe.reporters.sections.step_time import step_time_sections
+from gpuprobe.step_time.recorded import NO_WORK
 
 __all__ = [
     "ended_out_of_memory",
@@ -117,12 +119,23 @@ def report_sections(
         *time_sections(report, full=full),
         *communication_sections(report, full=full),
         *(launch_sections(report) if full else ()),
+        *_step_time(report, full=full),
         *_compiled(report, full=full),
         *(process_sections(report) if full else ()),
         *_findings(report, full=full),
         *_blind_spots(report, problems, full=full),
         *_environment(report, full=full),
     ]
+
+
+def _step_time(report: Report, *, full: bool) -> list[Section]:
+    """The predicted time, where the work of steps was recorded."""
+    if report.step_time is NO_WORK or (isinstance(report.step_time, Unavailable) and not full):
+        return []
+    return step_time_sections(report.step_time, _MOST_ROWS if full else _FEW_TIMES, full=full)
+
+
+_FEW_TIMES = 5
 
 
 def _compiled(report: Report, *, full: bool) -> list[Section]:

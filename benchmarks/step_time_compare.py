@@ -1,0 +1,154 @@
+"""The predicted step times of ``step_time_predictions.json`` beside the published ones.
+
+    python benchmarks/step_time_compare.py [--predictions FILE] [--only TEXT] [--rows]
+
+For each source, GPU and class: rows, median error, share within 15%, share inside the printed
+range, and the range's width, (high - low) / expected. An error is the predicted over the published
+time, less one. ``--rows``: print each row. ``docs/generate.py`` puts the tables into
+``docs/verification/step-time-truths.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+TRUTH = HERE / "step_time_truth.json"
+PREDICTIONS = HERE / "step_time_predictions.json"
+SECOND = HERE / "step_time_predictions_second.json"
+GOAL_CLASS = "training, dense, half precision, one node"
+
+Pair = tuple[Mapping[str, Any], Mapping[str, Any], float]
+"""A row, its prediction, and its published time in milliseconds."""
+
+
+def milliseconds(row: Mapping[str, Any]) -> float:
+    """The published time of a step, of all its micro-batches."""
+    measured = row["measured"]
+    if "milliseconds" in measured:
+        return float(measured["milliseconds"])
+    if "tokens_per_second" in measured:
+        return 1e3 * row["global_batch"] * row["sequence"] / measured["tokens_per_second"]
+    if "tokens_per_second_per_gpu" in measured:
+        tokens = row["global_batch"] * row["sequence"] / row["gpus"]
+        return float(1e3 * tokens / measured["tokens_per_second_per_gpu"])
+    for name in ("sequences_per_second", "samples_per_second", "images_per_second"):
+        if name in measured:
+            return float(1e3 * row["global_batch"] / measured[name])
+    raise ValueError(f"{row['id']}: {sorted(measured)}")
+
+
+def pairs(predictions: Path) -> tuple[list[Pair], list[tuple[Mapping[str, Any], str]]]:
+    """Rows with a prediction, and the others with the reason."""
+    found = json.loads(predictions.read_text())["rows"]
+    both: list[Pair] = []
+    without = []
+    for row in json.loads(TRUTH.read_text())["rows"]:
+        prediction = found.get(row["id"], {"refused": "not run"})
+        if "refused" in prediction:
+            without.append((row, prediction["refused"]))
+        else:
+            both.append((row, prediction, milliseconds(row)))
+    return both, without
+
+
+def error(pair: Pair) -> float:
+    return float(pair[1]["expected_ms"] / pair[2] - 1)
+
+
+def width(pair: Pair) -> float:
+    _, prediction, _ = pair
+    return float((prediction["high_ms"] - prediction["low_ms"]) / prediction["expected_ms"])
+
+
+def figures(some: Sequence[Pair]) -> dict[str, Any]:
+    count = len(some)
+    return {
+        "rows": count,
+        "median": median(abs(error(pair)) for pair in some),
+        "bias": median(error(pair) for pair in some),
+        "within": sum(abs(error(pair)) <= 0.15 for pair in some) / count,
+        "inside": sum(p["low_ms"] <= truth <= p["high_ms"] for _, p, truth in some) / count,
+        "width": median(width(pair) for pair in some),
+        "narrow": sum(width(pair) <= 0.3 for pair in some) / count,
+    }
+
+
+HEAD = (
+    "| rows | median error | median, signed | within 15% | in the range | width of the range "
+    "| at most 30% wide |"
+)
+
+
+def cells(some: Sequence[Pair]) -> str:
+    of = figures(some)
+    return (
+        f"{of['rows']} | {of['median']:.1%} | {of['bias']:+.1%} | {of['within']:.0%} "
+        f"| {of['inside']:.0%} | {of['width']:.0%} | {of['narrow']:.0%}"
+    )
+
+
+def table(both: Iterable[Pair], names: Sequence[str]) -> list[str]:
+    groups: dict[tuple[str, ...], list[Pair]] = {}
+    for pair in both:
+        groups.setdefault(tuple(pair[0][name] for name in names), []).append(pair)
+    lines = ["| " + " | ".join(names) + " " + HEAD, "|" + " --- |" * (len(names) + 7)]
+    for key in sorted(groups):
+        lines.append("| " + " | ".join(key) + " | " + cells(groups[key]) + " |")
+    return lines
+
+
+def goal(both: Sequence[Pair]) -> list[Pair]:
+    return [pair for pair in both if pair[0]["use"] == "held" and pair[0]["class"] == GOAL_CLASS]
+
+
+def text_of(both: Sequence[Pair], without: Sequence[tuple[Mapping[str, Any], str]]) -> str:
+    held = goal(both)
+    lines = ["Held rows of training, dense, half precision, one node:", ""]
+    lines += ["| " + HEAD.lstrip("| "), "|" + " --- |" * 7]
+    if held:
+        lines += ["| " + cells(held) + " |", "", *table(held, ("source", "gpu"))]
+    rest = [pair for pair in both if pair not in held]
+    lines += ["", "The others:", "", *table(rest, ("class", "source", "gpu", "use"))]
+    if without:
+        reasons: dict[str, int] = {}
+        for row, reason in without:
+            text = f"{row['source']}: {reason}"
+            reasons[text] = reasons.get(text, 0) + 1
+        lines += ["", "Without a prediction:", ""]
+        lines += [f"- {count}: {text}" for text, count in sorted(reasons.items())]
+    return "\n".join(lines)
+
+
+def page(which: str = "") -> str:
+    """The tables of ``docs/verification/step-time-truths.md``."""
+    return text_of(*pairs(SECOND if which == "second" else PREDICTIONS))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--predictions", type=Path, default=PREDICTIONS)
+    parser.add_argument("--only", default="", help="rows whose facts contain all these words")
+    parser.add_argument("--rows", action="store_true")
+    options = parser.parse_args()
+    both, without = pairs(options.predictions)
+    words = options.only.split("/") if options.only else []
+    both = [pair for pair in both if all(word in json.dumps(pair[0]) for word in words)]
+    if options.rows:
+        for row, prediction, truth in both:
+            print(
+                row["id"], row["gpu"], row["gpus"], row["program"], row["sequence"],
+                row["micro_batch"], f"{truth:.1f} ms", f"{prediction['expected_ms']:.1f}",
+                f"{prediction['expected_ms'] / truth - 1:+.1%}", prediction["bounds"],
+                prediction["kinds"],
+            )  # fmt: skip
+    print(text_of(both, without))
+
+
+if __name__ == "__main__":
+    main()

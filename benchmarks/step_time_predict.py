@@ -1,0 +1,395 @@
+"""Predictions of the published step times in ``step_time_truth.json``, without reading them.
+
+    python benchmarks/step_time_predict.py [--cache FOLDER] [--only TEXT] [--write FILE]
+
+The program of each row (``step_time_programs/``) runs on a simulated GPU, where the work of its
+steps is recorded; a recording is priced for the GPU of each row. To keep it affordable, models with
+12 layers or more are recorded with two numbers of layers, and steps of more than two micro-batches
+with one and two: the time is extrapolated, as both add the same work again
+(``--check`` compares with a full run). Recordings are kept in the cache.
+
+``measured`` is removed from every row as the file is read: nothing here can depend on it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+TRUTH = HERE / "step_time_truth.json"
+PREDICTIONS = HERE / "step_time_predictions.json"
+PROGRAMS = HERE / "step_time_programs"
+RECORDED_ON = "8xa100-80gb"
+"""The launches of these programs do not depend on the GPU: attention is chosen by the program."""
+DEPTHS = (2, 4)
+MOST_RUNS = 12
+"""In one recording."""
+NETWORKS = {"a100-40gb": 25.0, "a100-80gb": 25.0, "h100-80gb": 50.0, "h200-141gb": 50.0}
+"""GB/s of each GPU's adapter, 200 and 400 Gb/s, where a row has several nodes: not published."""
+
+
+FLASH_1 = {64: (0.68, 0.62), 128: (0.57, 0.52)}
+"""Of FlashAttention-2's speed, forward and backward, by head size: FlashAttention-1, fitted to the
+rows of llm-foundry on A100 40 GB, in which the memory-efficient kernel stands for it."""
+FLASH_1_RANGES = {"a100": (0.85, 1.18), "h100": (0.75, 1.3)}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A program to record: its options; ranks; the micro-batches of its steps."""
+
+    program: str
+    options: tuple[str, ...]
+    ranks: int
+    accumulation: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a row needs: sequence length, micro-batch and layers of a job."""
+
+    job: Job
+    sequence: int
+    batch: int
+    layers: int
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        return DEPTHS if self.layers >= 3 * DEPTHS[1] else (self.layers,)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """As the program's ``--runs`` has them."""
+        return tuple(f"{self.sequence}x{self.batch}x{layers}" for layers in self.depths)
+
+
+def rows_of() -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The rows without what was measured, and the programs."""
+    document = json.loads(TRUTH.read_text())
+    for row in document["rows"]:
+        del row["measured"]
+    return document["rows"], document["programs"]
+
+
+def options_of(values: Mapping[str, Any]) -> tuple[str, ...]:
+    words = []
+    for name, value in values.items():
+        if value is True:
+            words.append(f"--{name}")
+        elif value is not False and value is not None:
+            words += [f"--{name}", str(value)]
+    return tuple(words)
+
+
+def run_of(row: Mapping[str, Any], programs: Mapping[str, Any]) -> Run | str:
+    """What to record for a row, or why it is left out."""
+    job = job_of(row, programs)
+    if isinstance(job, str):
+        return job
+    program = programs[row["program"]]
+    first = row.get("sequence", program.get("image"))
+    return Run(job, first, row["micro_batch"], program.get("layers", 1))
+
+
+def job_of(row: Mapping[str, Any], programs: Mapping[str, Any]) -> Job | str:
+    source, program = row["source"], programs[row["program"]]
+    sizes: dict[str, Any] = {name: program.get(name) for name in ("width", "heads", "vocabulary")}
+    if source in ("llm-foundry", "mosaicml-examples"):
+        if row["precision"] == "amp_fp8":
+            return "float8 layers of TransformerEngine: not built"
+        examples = source == "mosaicml-examples"
+        sizes.update(
+            {
+                "parallel": "grad" if row["parallel"].endswith("GRAD_OP") else "full",
+                "reduce": "bfloat16" if row["mixed_precision"] == "PURE" else "float32",
+                "checkpointing": (2 if examples else 1) if row["checkpointing"] else 0,
+                "metrics": 2,
+                "offload": row["offload_activations"],
+                "norm": "autocast" if examples else "low",
+                "loss": "autocast" if examples else "fused",
+                "flat": examples,
+            }
+        )
+        accumulation = "1,1" if row["accumulation"] == 1 else "1,1,2"
+        return Job("decoder", options_of(sizes), row["gpus"], accumulation)
+    if source == "nanogpt":
+        if row.get("compile"):
+            return "compiled: not built"
+        sizes.update(parallel="ddp", attention="math", loss="autocast", norm="autocast")
+        sizes.update({"optimizer": "fused", "no-biases": True})
+        return Job("decoder", options_of(sizes), row["gpus"], "1,1")
+    if source == "lambdal":
+        if program["kind"] != "encoder":
+            return Job("resnet50", (), row["gpus"], "1,1")
+        del sizes["vocabulary"]
+        return Job("bert_squad", options_of(sizes), row["gpus"], "1,1")
+    if source == "neusight":
+        kind = row["program"].split("-")[1].split("_")[0].replace("gpt3", "gpt2")
+        if kind not in ("bert", "gpt2", "opt"):
+            return "experts: not built"
+        if row["compile"]:
+            return "compiled: not built"
+        sizes.update(kind=kind, mlp=program["mlp"])
+        sizes["forward"] = row["class"].startswith("inference")
+        return Job("transformers_models", options_of(sizes), 1, "1,1")
+    return "not built"
+
+
+def recorded(cache: Path) -> dict[tuple[str, str], tuple[Path, int]]:
+    """By job and run: its recording, and the number of its first step there."""
+    found = {}
+    for path in sorted(cache.glob("*.gpuprobe")):
+        order = path.with_suffix(".json")
+        if order.exists():
+            document = json.loads(order.read_text())
+            for number, run in enumerate(document["runs"]):
+                found[document["job"], run] = path, number * document["each"]
+    return found
+
+
+def key_of(job: Job) -> str:
+    """Of what a recording depends on, with the program's code."""
+    code = (PROGRAMS / f"{job.program}.py").read_bytes()
+    words = [*job.options, str(job.ranks), job.accumulation]
+    return hashlib.sha256(code + "\0".join(words).encode()).hexdigest()[:16]
+
+
+def record_all(orders: Sequence[Mapping[str, Any]]) -> None:
+    """Record each order in a forked process: torch is imported once, after the simulated GPU."""
+    from gpuprobe.api.simulated_gpu import load_gpu
+
+    load_gpu(RECORDED_ON, endless=True)
+    import torch
+    import torch.distributed.algorithms._checkpoint.checkpoint_wrapper
+    import torch.distributed.fsdp
+    import torch.nn.parallel
+    import torch.utils.flop_counter  # noqa: F401
+
+    started = time.time()
+    for number, order in enumerate(orders, 1):
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                code = record_one(order)
+            finally:
+                os._exit(code)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if not code:
+            Path(order["path"]).with_suffix(".json").write_text(json.dumps(order["what"]))
+        print(
+            f"{number} of {len(orders)}, {time.time() - started:.0f} s"
+            + (f": FAILED {order['words']}" if code else ""),
+            flush=True,
+        )
+
+
+class Recorded(BaseException):
+    """The recording is complete."""
+
+
+def record_one(order: Mapping[str, Any]) -> int:
+    """Record one order. What `gpuprobe estimate` computes afterwards is not needed here: who holds
+    memory, and its report.
+    """
+    from torch.distributed import distributed_c10d
+
+    from gpuprobe.api import recordings
+    from gpuprobe.cli import main
+    from gpuprobe.sampler.recorder import Recorder
+
+    def complete(*args: Any, **kwargs: Any) -> None:
+        raise Recorded
+
+    recordings.summary = complete  # type: ignore[assignment]
+    Recorder._holders = lambda self, *args: None  # type: ignore[assignment, method-assign]
+    # It takes seconds, and the process ends now.
+    distributed_c10d.destroy_process_group = lambda *args: None
+    steps = str(order["steps"])
+    words = ["--gpu", RECORDED_ON, "--ranks", str(order["ranks"]), "--steps", steps]
+    words += ["--no-suggestions", "--compute", "shapes", "-o", order["path"], "--json"]
+    try:
+        return main(["estimate", *words, order["script"], "--", *order["words"]])
+    except Recorded:
+        return 0
+
+
+def record(cache: Path, runs: Sequence[Run]) -> None:
+    cache.mkdir(parents=True, exist_ok=True)
+    there = recorded(cache)
+    missing: dict[Job, dict[str, None]] = {}
+    for run in runs:
+        for word in run.words:
+            if (key_of(run.job), word) not in there:
+                missing.setdefault(run.job, {})[word] = None
+    orders = []
+    for job, words in missing.items():
+        for first in range(0, len(words), MOST_RUNS):
+            some = list(words)[first : first + MOST_RUNS]
+            name = hashlib.sha256(repr((key_of(job), some)).encode()).hexdigest()[:16]
+            each = job.accumulation.count(",") + 1
+            options = ["--runs", ",".join(some), "--accumulation", job.accumulation, *job.options]
+            orders.append(
+                {
+                    "script": str(PROGRAMS / f"{job.program}.py"),
+                    "words": options,
+                    "ranks": job.ranks,
+                    "steps": each * len(some),
+                    "path": str(cache / f"{name}.gpuprobe"),
+                    "what": {"job": key_of(job), "runs": some, "each": each},
+                }
+            )
+    if not orders:
+        return
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(orders, file)
+        file.flush()
+        subprocess.run(
+            [sys.executable, __file__, "--orders", file.name],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            check=False,
+        )
+
+
+Figures = dict[str, Any]
+
+
+@lru_cache(maxsize=4)
+def steps_of(path: Path) -> Any:
+    from gpuprobe.api.recordings import load
+
+    return load(path).ranks[0].steps
+
+
+def figures(work: Any, gpu: str, network: float, per_node: int) -> Figures | str:
+    """The predicted time of a step, or why there is none."""
+    from gpuprobe.model.values import Unavailable
+    from gpuprobe.step_time import attention
+    from gpuprobe.step_time.predict import predict
+    from gpuprobe.step_time.price import Factors
+    from gpuprobe.step_time.prices import prices
+
+    attention._EFFICIENT = FLASH_1
+    attention._EFFICIENT_RANGE = Factors(*FLASH_1_RANGES.get(gpu.partition("-")[0], (0.6, 1.6)))
+    if isinstance(work, Unavailable):
+        return work.reason
+    of_gpu = prices(gpu, network)
+    if isinstance(of_gpu, Unavailable):
+        return of_gpu.reason
+    found = predict(work, 0, of_gpu, per_node=per_node)
+    if isinstance(found, Unavailable):
+        return found.reason
+    return {
+        "low": found.low_ns,
+        "expected": found.expected_ns,
+        "high": found.high_ns,
+        "measured_share": found.measured,
+        "bounds": {each.name: each.ns for each in found.bounds},
+        "kinds": {each.name: each.ns for each in found.by_kind},
+        "left_out": list(found.left_out),
+    }
+
+
+def line(first: Figures, second: Figures, at: float) -> Figures:
+    """On the line through two: the first is at 0, the second at 1."""
+
+    def each(one: Any, two: Any) -> Any:
+        if isinstance(one, dict):
+            return {name: each(one.get(name, 0), two.get(name, 0)) for name in {**one, **two}}
+        return one + at * (two - one)
+
+    names = ("low", "expected", "high", "bounds", "kinds")
+    found = {name: each(first[name], second[name]) for name in names}
+    return {**second, **found}
+
+
+def predicted(there: Mapping[Any, Any], row: Mapping[str, Any], run: Run) -> Figures | str:
+    by_depth = []
+    gpu, several = row["gpu"], row["nodes"] > 1
+    network = NETWORKS.get(gpu, 0.0) if several else 0.0
+    count = row.get("accumulation", 1)
+    for word in run.words:
+        place = there.get((key_of(run.job), word))
+        if place is None:
+            return "not recorded"
+        path, first = place
+        found = []
+        for at in (1,) if count == 1 else (1, 2):
+            work = steps_of(path)[first + at].work
+            one = figures(work, gpu, network, row["gpus"] // row["nodes"])
+            if isinstance(one, str):
+                return one
+            found.append(one)
+        by_depth.append(found[0] if count == 1 else line(found[0], found[1], count - 1))
+    if len(by_depth) == 1:
+        return by_depth[0]
+    low, high = run.depths
+    return line(by_depth[0], by_depth[1], (run.layers - low) / (high - low))
+
+
+def rounded(found: Figures) -> Figures:
+    total = found["expected"]
+    return {
+        "low_ms": round(found["low"] / 1e6, 3),
+        "expected_ms": round(total / 1e6, 3),
+        "high_ms": round(found["high"] / 1e6, 3),
+        "measured_share": round(found["measured_share"], 3),
+        "bounds": {name: round(ns / total, 3) for name, ns in found["bounds"].items()},
+        "kinds": {name: round(ns / total, 3) for name, ns in found["kinds"].items()},
+        "left_out": [text.split(":")[0] for text in found["left_out"]],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "step-times")
+    parser.add_argument("--only", default="", help="rows whose facts contain all these words")
+    parser.add_argument("--write", type=Path)
+    parser.add_argument("--no-record", action="store_true", help="only price what is recorded")
+    parser.add_argument("--record-only", action="store_true")
+    parser.add_argument("--orders", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.orders:
+        record_all(json.loads(options.orders.read_text()))
+        return
+    rows, programs = rows_of()
+    words = options.only.split("/") if options.only else []
+    rows = [row for row in rows if all(word in json.dumps(row) for word in words)]
+    runs = {row["id"]: run_of(row, programs) for row in rows}
+    if not options.no_record:
+        record(options.cache, [run for run in runs.values() if isinstance(run, Run)])
+    if options.record_only:
+        return
+    there = recorded(options.cache)
+    found: dict[str, Any] = {}
+    known: dict[Any, Any] = {}
+    for row in sorted(rows, key=lambda row: str(runs[row["id"]])):
+        run = runs[row["id"]]
+        key = run, row["gpu"], row["nodes"], row.get("accumulation", 1)
+        if key not in known:
+            made = run if isinstance(run, str) else predicted(there, row, run)
+            known[key] = {"refused": made} if isinstance(made, str) else rounded(made)
+        found[row["id"]] = known[key]
+    found = {row["id"]: found[row["id"]] for row in rows}
+    text = json.dumps({"rows": found}, indent=1)
+    if options.write:
+        options.write.write_text(text + "\n")
+    else:
+        print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""How long a training step takes on a GPU: predicted, as a range with its sources."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+from gpuprobe.model.record import record
+from gpuprobe.model.values import AtMost, Bounds, Count, Nanoseconds, Unavailable
+
+COMPUTE: Final = "computing"
+MEMORY: Final = "memory bandwidth"
+HOST: Final = "launches by the host"
+LINKS: Final = "communication"
+COPIES: Final = "copies"
+
+BOUNDS: Final = (COMPUTE, MEMORY, HOST, LINKS, COPIES)
+
+NOT_PREDICTED: Final = Unavailable("not predicted")
+
+
+@dataclass(frozen=True, slots=True)
+class TimeShare:
+    """The part of a step that is spent on a phase, line, module or kind of operator, with its
+    calls.
+    """
+
+    name: str
+    ns: Nanoseconds
+    calls: Count = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BoundShare:
+    """How much of a step is bound by one of `BOUNDS`: the GPU computes, or moves bytes of its
+    memory; or it waits for launches, for communication or for copies, with nothing to compute.
+    """
+
+    name: str
+    ns: Nanoseconds
+
+
+@record(frozen=True)
+class StepTime:
+    """The predicted time of one training step on a GPU, with its range.
+
+    ``low_ns`` to ``high_ns`` is where the time of a run on that GPU is expected in 8 of 10 cases.
+    ``measured``: the share of the time on the GPU with prices from measured kernels of that very
+    GPU; the rest is by models. ``bounds`` and the other tables add up to ``expected_ns``: a moment
+    counts to what the GPU computes then, or to what it waits for. ``gpu_ns``: all work on the GPU,
+    overlapping or not. ``flops``: of matrix products, attention and convolutions; ``used``:
+    of the GPU's peak for their types. ``tokens`` and ``images`` of a step, 0 where it has none.
+    ``left_out``: what the figure does not contain. ``sources``: of the prices.
+    """
+
+    gpu: str
+    step: Count
+    low_ns: Nanoseconds
+    expected_ns: Nanoseconds
+    high_ns: Nanoseconds
+    gpu_ns: Nanoseconds
+    measured: Annotated[float, Bounds(0, 1), "of the time on the GPU"]
+    bounds: Annotated[tuple[BoundShare, ...], "what bounds the step, the most first"]
+    by_kind: tuple[TimeShare, ...]
+    by_phase: tuple[TimeShare, ...]
+    by_module: tuple[TimeShare, ...]
+    by_line: tuple[TimeShare, ...]
+    flops: Count = 0
+    used: Annotated[
+        float | Unavailable, Bounds(0, 1e6), "of the peak of floating-point operations"
+    ] = NOT_PREDICTED
+    tokens: Count = 0
+    images: Count = 0
+    left_out: Annotated[tuple[str, ...], "what the time does not contain"] = ()
+    sources: Annotated[tuple[str, ...], AtMost(64), "where the prices are from"] = ()
+
+    def per_second(self, count: int) -> tuple[float, float]:
+        """``count`` of a step as a rate: the low and the high end."""
+        return count / (self.high_ns * 1e-9), count / (self.low_ns * 1e-9)
+
+
+@record(frozen=True)
+class TrainingCost:
+    """What training costs at a price for an hour of one GPU, on ``gpus`` of them: the low and the
+    high end for a step, and for a billion (10^9) tokens and a million images, 0 where the steps
+    have none. In the currency of the price.
+    """
+
+    price: Annotated[float, Bounds(0, 1e18)]
+    gpus: Count
+    step_low: Annotated[float, Bounds(0, 1e18)]
+    step_high: Annotated[float, Bounds(0, 1e18)]
+    tokens_low: Annotated[float, Bounds(0, 1e18), "for 10^9 tokens"] = 0.0
+    tokens_high: Annotated[float, Bounds(0, 1e18)] = 0.0
+    images_low: Annotated[float, Bounds(0, 1e18), "for 10^6 images"] = 0.0
+    images_high: Annotated[float, Bounds(0, 1e18)] = 0.0
+
+
+def cost_of(time: StepTime, price: float, gpus: int) -> TrainingCost:
+    """The cost of steps that each of ``gpus`` makes with its own tokens and images."""
+    low, high = (ns * price * gpus / 3600e9 for ns in (time.low_ns, time.high_ns))
+    tokens = 1e9 / (time.tokens * gpus) if time.tokens else 0.0
+    images = 1e6 / (time.images * gpus) if time.images else 0.0
+    return TrainingCost(
+        price, gpus, low, high, low * tokens, high * tokens, low * images, high * images
+    )

@@ -1,0 +1,214 @@
+"""The predicted time of a step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from gpuprobe.model.plans.gpu_table import GpuRow, GpuTable
+from gpuprobe.model.plans.step_time import StepTime, TimeShare, TrainingCost
+from gpuprobe.model.text import human_ns
+from gpuprobe.model.values import Unavailable
+from gpuprobe.reporters.sections.parts import (
+    AUTO,
+    Cell,
+    Column,
+    Line,
+    Part,
+    Row,
+    Section,
+    Table,
+    bulleted,
+    duration,
+    size,
+)
+
+_LEAST: Final = 0.01  # of the step: smaller shares are not printed
+
+
+def step_time_sections(
+    time: StepTime | Unavailable, top: int, *, full: bool = False, cost: TrainingCost | None = None
+) -> list[Section]:
+    """The time of a step, what bounds it, and where it goes. ``top``: rows of each table; ``full``:
+    all tables, and the sources of the prices.
+    """
+    if isinstance(time, Unavailable):
+        return [Section("Step time", (Line(f"not predicted: {time.reason}"),), "step-time")]
+    parts: list[Part] = [Line(text, "item") for text in _sentences(time)]
+    if full:
+        parts.append(Line(_work_text(time), "item"))
+    if cost is not None:
+        parts.append(Line(_cost_text(cost), "item"))
+    parts += bulleted([f"not included: {text}" for text in time.left_out])
+    found = [Section(headline(time), tuple(parts), "step-time", "Step time")]
+    tables = [("Time of a step by line", "line", time.by_line)]
+    if full:
+        tables += [
+            ("Time of a step by kind of work", "kind", time.by_kind),
+            ("Time of a step by phase", "phase", time.by_phase),
+            ("Time of a step by module", "module", time.by_module),
+        ]
+    for title, by, rows in tables:
+        found.append(Section(title, (_table(by, rows, time, top),), f"step-time-{by}"))
+    if full and time.sources:
+        found.append(Section("Prices", bulleted(time.sources), "step-time-prices"))
+    return found
+
+
+def headline(time: StepTime) -> str:
+    """``Step time on h100-80gb: 13.5 ms (12.6 to 15.7 ms), predicted``."""
+    return f"Step time on {time.gpu}: {span_text(time)}, predicted"
+
+
+def span_text(time: StepTime) -> str:
+    """The expected time with its range."""
+    low, high = human_ns(time.low_ns), human_ns(time.high_ns)
+    unit = high.rpartition(" ")[2]
+    if low.endswith(f" {unit}"):
+        low = low.rpartition(" ")[0]
+    return f"{human_ns(time.expected_ns)} ({low} to {high})"
+
+
+def _sentences(time: StepTime) -> Iterator[str]:
+    rates = [
+        f"{_number(low)} to {_number(high)} {name} a second"
+        for count, name in ((time.tokens, "tokens"), (time.images, "images"))
+        if count
+        for low, high in (time.per_second(count),)
+    ]
+    used = time.used
+    if not isinstance(used, Unavailable):
+        rates.append(f"{used:.0%} of the GPU's peak (MFU)")
+    if rates:
+        yield ", ".join(rates)
+    shares = [
+        f"{row.name} {row.ns / time.expected_ns:.0%}"
+        for row in time.bounds
+        if row.ns >= _LEAST * time.expected_ns
+    ]
+    yield f"bound by {', '.join(shares)}" if shares else "nothing bounds it"
+    yield (
+        f"prices from measured kernels of this GPU: {time.measured:.0%} of the GPU's time; "
+        "the rest is by models"
+    )
+
+
+def gpu_table_sections(table: GpuTable) -> list[Section]:
+    """The GPUs, the best first, and why some have no time."""
+    costs = any(row.cost is not None for row in table.rows)
+    per = "images" if any(row.images for row in table.rows) else "tokens"
+    columns = (
+        Column("GPU", AUTO, cut=False),
+        Column("needs up to", 11, gap=2, number=True),
+        Column("of", 9, gap=1, number=True),
+        Column("step", 9, gap=2, number=True),
+        Column("range", AUTO, gap=1, number=True),
+        Column(f"{per}/s", AUTO, gap=2, number=True),
+        *((Column("cost", AUTO, gap=2, number=True),) if costs else ()),
+        Column("", 0, gap=2, cut=False),
+    )
+    rows = [
+        Row(
+            (
+                row.gpu,
+                *_memory_and_time(row),
+                *((_cost_cell(row),) if costs else ()),
+                row.verdict or "no estimate",
+            )
+        )
+        for row in table.rows
+    ]
+    parts: list[Part] = [Table("GPUs", columns, tuple(rows))]
+    if costs:
+        unit = "a million images" if per == "images" else "a billion tokens"
+        parts.append(Line(f"cost: of {unit}, or of a step without any, at most"))
+    parts.append(
+        Line("times are predicted, with their ranges; gpuprobe estimate --gpu GPU has the sources")
+    )
+    reasons: dict[str, list[str]] = {}
+    for row in table.rows:
+        if row.failed or row.no_time:
+            reasons.setdefault(row.failed or row.no_time, []).append(row.gpu)
+    parts += bulleted([f"{', '.join(gpus)}: {reason}" for reason, gpus in reasons.items()])
+    fitting = sum(row.fits for row in table.rows)
+    title = f"Fits on {fitting} of {len(table.rows)} GPUs"
+    return [Section(title, tuple(parts), "gpus", "GPUs")]
+
+
+def _memory_and_time(row: GpuRow) -> tuple[Cell, ...]:
+    none = Cell("-", -1)
+    memory = (none, none) if row.failed else (size(row.total_high), size(row.capacity))
+    if not row.expected_ns:
+        return (*memory, none, none, none)
+    count = row.images or row.tokens
+    rate = count / (row.expected_ns * 1e-9)
+    return (
+        *memory,
+        duration(row.expected_ns),
+        Cell(f"{human_ns(row.low_ns)} to {human_ns(row.high_ns)}", row.high_ns),
+        Cell(_number(rate), rate) if count else none,
+    )
+
+
+def _cost_cell(row: GpuRow) -> Cell:
+    if row.cost is None:
+        return Cell("-", -1)
+    amount = row.cost.images_high or row.cost.tokens_high or row.cost.step_high
+    return Cell(_money(amount), amount)
+
+
+def _work_text(time: StepTime) -> str:
+    """Which step it is, and its work."""
+    flops = f"{time.flops / 1e12:,.3g} TFLOP in products, attention and convolutions"
+    return f"step {time.step}: {human_ns(time.gpu_ns)} of work on the GPU, {flops}"
+
+
+def _cost_text(cost: TrainingCost) -> str:
+    """What a step costs, and a billion tokens or a million images."""
+    gpus = "a GPU" if cost.gpus == 1 else f"each of {cost.gpus} GPUs"
+    texts = [f"{_money(cost.step_low)} to {_money(cost.step_high)} a step"]
+    if cost.tokens_high:
+        texts.append(f"{_money(cost.tokens_low)} to {_money(cost.tokens_high)} a billion tokens")
+    if cost.images_high:
+        texts.append(f"{_money(cost.images_low)} to {_money(cost.images_high)} a million images")
+    return f"at {_money(cost.price)} an hour for {gpus}: {', '.join(texts)}"
+
+
+def _money(value: float) -> str:
+    digits = 2 if value >= 1 or not value else 2 - math.floor(math.log10(value))
+    return f"{value:,.{digits}f}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _table(by: str, shares: Sequence[TimeShare], time: StepTime, top: int) -> Table:
+    columns = (
+        Column("time", 10, number=True),
+        Column("share", 6, gap=1, number=True),
+        Column("calls", 7, gap=1, number=True),
+        Column(by, 0, gap=2, cut=False),
+    )
+    shown = [row for row in shares[:top] if row.ns]
+    rest = [row for row in shares if row not in shown]
+    rows = [_row(row, time, place=by == "line") for row in shown]
+    foot = []
+    if any(row.ns for row in rest):
+        name = f"({len(rest)} more)"
+        sums = TimeShare(name, sum(row.ns for row in rest), sum(row.calls for row in rest))
+        foot.append(_row(sums, time))
+    return Table(f"time by {by}", columns, tuple(rows), tuple(foot))
+
+
+def _row(row: TimeShare, time: StepTime, *, place: bool = False) -> Row:
+    share = row.ns / time.expected_ns if time.expected_ns else 0.0
+    return Row(
+        (
+            duration(row.ns),
+            Cell(f"{share:.0%}", share),
+            Cell(f"{row.calls:,}" if row.calls else "", row.calls),
+            Cell(row.name, place=place),
+        )
+    )

@@ -1,0 +1,287 @@
+"""The work of traced steps on a simulated GPU: every operator with its sizes, and the calls to the
+GPU in their order (`gpuprobe.model.run.work`).
+
+`gpuprobe.sampler.tracing.uses` numbers the operators. Here each is given to the log of calls as it
+begins, so that a launch has the number of its operator, and its work is noted when it returns.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from array import array
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch._ops import OpOverload
+
+from gpuprobe.model.run.work import (
+    MOST_WORK,
+    Action,
+    StepWork,
+    Work,
+    WorkKind,
+    WorkPlace,
+    pack,
+)
+from gpuprobe.patching import Patches, when_imported
+from gpuprobe.sampler.tracing.places import OperatorPlaces
+from gpuprobe.torch_support.engine_reports import CallLog, GpuCall
+from gpuprobe.torch_support.operator_work import OperatorWork, size_of
+
+_INDUCTOR: Final = "torch._inductor.runtime.triton_heuristics"
+_TRITON: Final = "triton.runtime.jit"
+_TEMPLATE: Final = "triton_tem_"
+"""How Inductor names the kernels of its templates, which multiply matrices."""
+_DOT: Final = re.compile(r"\btl\.dot(_scaled)?\b|\bwarpgroup_mma\b")
+_CHANNELS: Final = 4  # of images, at most
+_INDICES: Final = (torch.int64, torch.int32)
+_VALUES: Final = frozenset((Action.RECORD, Action.WAIT, Action.HOST_WAITS_EVENT))
+_OPERATORS: Final = {
+    Action.COPY: (WorkKind.COPY, "copy"),
+    Action.FILL: (WorkKind.ELEMENTS, "fill"),
+    Action.COLLECTIVE: (WorkKind.COLLECTIVE, "collective"),
+}
+_BY_RANK: Final = frozenset(("AllGather", "ReduceScatter", "Gather", "Scatter"))
+"""Collectives whose calls have the bytes of one rank; all that is moved is as much of each."""
+
+NumberKernel = Callable[[], tuple[int, int, str]]
+"""Numbers a kernel that is launched without an operator: its number, its place and the phase."""
+
+
+class WorkTrace:
+    """The work of steps, while this is on."""
+
+    def __init__(self, log: CallLog, places: OperatorPlaces) -> None:
+        self._log = log
+        self._places = places
+        self._known = OperatorWork()
+        self.begin = log.begin
+        """Called with the number of an operator as it begins; returns the argument of `end`."""
+        self.end = log.end
+        self.on = False
+        self.capturing = False
+        """Whether a CUDA graph is captured: its operators run again when it is replayed."""
+        self._captured: dict[int, tuple[Work | None, int, str]] = {}
+        self._forget()
+
+    def _forget(self) -> None:
+        self._noted: dict[int, tuple[Work | None, int, str]] = {}
+        self._tokens: dict[Any, int] = {}
+        self._images: dict[Any, int] = {}
+
+    def install(self, patches: Patches, number_kernel: NumberKernel) -> None:
+        """Follow Triton's kernels until ``patches`` are undone."""
+        patches.add(when_imported(_INDUCTOR, lambda: self._follow_inductor(patches, number_kernel)))
+        patches.add(when_imported(_TRITON, lambda: self._follow_triton(patches, number_kernel)))
+
+    def begin_step(self) -> None:
+        """A step that is traced begins."""
+        if not self.on:
+            self.on = self._log.start()
+            self._forget()
+
+    def stop(self) -> None:
+        """Stop, and forget what was noted."""
+        if self.on:
+            self.on = False
+            self._log.stop()
+            self._forget()
+
+    def note(
+        self,
+        number: int,
+        place: int,
+        phase: str,
+        op: OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: object,
+    ) -> None:
+        """An operator has returned."""
+        work = self._known.of(op, args, kwargs, result)
+        self._note(number, work, place, phase)
+        if work is not None and phase.startswith("forward"):
+            self._count_inputs(work, args)
+
+    def _note(self, number: int, work: Work | None, place: int, phase: str) -> None:
+        if len(self._noted) < MOST_WORK:
+            self._noted[number] = work, place, phase
+        if self.capturing and len(self._captured) < MOST_WORK:
+            self._captured[number] = work, place, phase
+
+    def _count_inputs(self, work: Work, args: tuple[Any, ...]) -> None:
+        """Add up what goes through embeddings and first convolutions, by their weights."""
+        if work.operator == "aten::embedding" and len(args) > 1:
+            weight, indices = args[0], args[1]
+            if isinstance(weight, torch.Tensor) and isinstance(indices, torch.Tensor):
+                key = tuple(weight.shape), weight.data_ptr()
+                self._tokens[key] = self._tokens.get(key, 0) + indices.numel()
+        elif work.kind is WorkKind.CONVOLUTION and work.sizes[1] <= _CHANNELS:
+            sizes = work.sizes[1:]
+            self._images[sizes] = self._images.get(sizes, 0) + work.sizes[0]
+
+    def graph_called(self, inputs: list[object]) -> None:
+        """A compiled graph is called: it has no operators to be counted, so its inputs are."""
+        if not self.on:
+            return
+        tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+        key = tuple(t.shape for t in tensors)
+        for sums, counts in (
+            (self._tokens, [t.numel() for t in tensors if t.dtype in _INDICES and t.dim() > 1]),
+            (
+                self._images,
+                [
+                    t.shape[0]
+                    for t in tensors
+                    if t.dim() == 4 and t.shape[1] <= _CHANNELS and not t.requires_grad
+                ],
+            ),
+        ):
+            if counts:
+                sums[key] = sums.get(key, 0) + max(counts)
+
+    # -- kernels of Triton
+
+    def _follow_inductor(self, patches: Patches, number_kernel: NumberKernel) -> None:
+        from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+        def work_of(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Work:
+            return inductor_work(kernel, args)
+
+        self._follow(patches, CachingAutotuner, number_kernel, work_of)
+
+    def _follow_triton(self, patches: Patches, number_kernel: NumberKernel) -> None:
+        from triton.runtime.jit import JITFunction
+
+        self._follow(patches, JITFunction, number_kernel, triton_work)
+
+    def _follow(
+        self,
+        patches: Patches,
+        kind: Any,
+        number_kernel: NumberKernel,
+        work_of: Callable[[Any, tuple[Any, ...], dict[str, Any]], Work],
+    ) -> None:
+        before = kind.run
+
+        @functools.wraps(before)
+        def run(kernel: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self.on or kwargs.get("warmup"):
+                return before(kernel, *args, **kwargs)
+            number, place, phase = number_kernel()
+            self._note(number, work_of(kernel, args, kwargs), place, phase)
+            outer = self.begin(number)
+            try:
+                return before(kernel, *args, **kwargs)
+            finally:
+                self.end(outer)
+
+        patches.set(kind, "run", run)
+
+    # -- the step
+
+    def take(self) -> StepWork:
+        """The work since the last call."""
+        calls, complete = self._log.take()
+        works: dict[Work, int] = {}
+        places: dict[WorkPlace, int] = {}
+        where: dict[tuple[int, str], int] = {}
+        streams: dict[str, int] = {}
+        operators: dict[int, int] = {}
+        kinds, at_places = array("I"), array("I")
+        actions, at_streams, of, values = array("B"), array("H"), array("I"), array("Q")
+
+        def numbered(work: Work | None) -> int:
+            return 0 if work is None else works.setdefault(work, len(works)) + 1
+
+        for call in calls:
+            number = operators.get(call.operator, 0)
+            if not number and call.operator:
+                noted = self._noted.get(call.operator) or self._captured.get(call.operator)
+                if noted is not None:
+                    work, place, phase = noted
+                    at = where.get((place, phase))
+                    if at is None:
+                        line, module, _ = self._places.places[place]
+                        shown = WorkPlace(phase, str(line), module)
+                        at = where[place, phase] = places.setdefault(shown, len(places))
+                    number = operators[call.operator] = len(kinds) + 1
+                    kinds.append(numbered(work))
+                    at_places.append(at)
+            actions.append(call.action.value)
+            name = f"cuda:{call.device}/{call.stream}" if call.device >= 0 else "host"
+            at_streams.append(streams.setdefault(name, len(streams)))
+            of.append(number)
+            if call.action in _OPERATORS:
+                values.append(numbered(_moved(call)))
+            else:
+                values.append(call.value if call.action in _VALUES else 0)
+        made = StepWork(
+            works=tuple(works),
+            places=tuple(places),
+            streams=tuple(streams),
+            operators=pack((kinds, at_places)),
+            entries=pack((actions, at_streams, of, values)),
+            complete=complete and len(self._noted) < MOST_WORK,
+            tokens=max(self._tokens.values(), default=0),
+            images=max(self._images.values(), default=0),
+        )
+        self._forget()
+        return made
+
+
+def _moved(call: GpuCall) -> Work:
+    """The work of a copy, a fill or a collective."""
+    kind, operator = _OPERATORS[call.action]
+    if call.action is Action.FILL:
+        return Work(operator, kind, "uint8", written=call.value)
+    if call.action is Action.COPY:
+        what = call.what or "d2d"
+        return Work(operator, kind, "uint8", variant=what, read=call.value, written=call.value)
+    name, _, ranks = call.what.rpartition(" ")
+    payload = call.value * (max(1, int(ranks)) if name in _BY_RANK else 1)
+    return Work(operator, kind, sizes=(int(ranks),), variant=name, read=payload)
+
+
+def inductor_work(kernel: Any, args: tuple[Any, ...]) -> Work:
+    """The work of one of Inductor's kernels: each of its tensors once, by the names that Inductor
+    gives them (``in_ptr0``, ``in_out_ptr0``, ``out_ptr0``).
+    """
+    name = str(getattr(kernel.fn, "__name__", "a kernel"))
+    names = list(getattr(kernel.fn, "arg_names", ()))
+    read = written = 0
+    largest: torch.Tensor | None = None
+    for at, value in enumerate(args):
+        if not isinstance(value, torch.Tensor):
+            continue
+        size = size_of(value)
+        argument = names[at] if at < len(names) else ""
+        if argument.startswith("in_out"):
+            read, written = read + size, written + size
+        elif argument.startswith("out"):
+            written += size
+        else:
+            read += size
+        if largest is None or size > size_of(largest):
+            largest = value
+    dtype = "" if largest is None else str(largest.dtype).removeprefix("torch.")
+    if name.startswith(_TEMPLATE):
+        return Work(f"Triton template {name}", WorkKind.OTHER, dtype, read=read, written=written)
+    # The name ends with a number, another one in each graph.
+    return Work(name.rstrip("0123456789_"), WorkKind.COMPILED, dtype, read=read, written=written)
+
+
+def triton_work(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Work:
+    """The work of a Triton kernel of the program: each of its tensors once; unknown if it
+    multiplies matrices.
+    """
+    name = str(getattr(getattr(kernel, "fn", kernel), "__name__", "a Triton kernel"))
+    tensors = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)]
+    moved = sum(map(size_of, tensors))
+    dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
+    kind = WorkKind.COMPILED
+    if _DOT.search(str(getattr(kernel, "src", ""))):
+        kind, name = WorkKind.OTHER, f"Triton kernel {name} (matrix products)"
+    return Work(name, kind, dtype, read=moved)

@@ -1,0 +1,98 @@
+"""Prices of the calls of a step on one GPU: seconds, as ranges, with the source of every figure.
+
+No GPU is needed. What is measured, fitted or estimated is in `matmul`, `attention`, `traffic`,
+`convolution` and `collective`; the data sheets are in `speeds`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gpuprobe.model.run.work import Work, WorkKind
+from gpuprobe.model.values import Unavailable
+from gpuprobe.step_time import attention, collective, convolution, matmul, traffic
+from gpuprobe.step_time.price import Price, Priced, PriceSource
+from gpuprobe.step_time.speeds import Speeds, all_speeds
+
+__all__ = ["Price", "PriceSource", "Prices", "prices"]
+
+_HOST_CALL: Final = Price(2.5e-6, 6e-6, 20e-6, PriceSource.GENERIC)
+_HOST_LAUNCH: Final = Price(1.8e-6, 2.6e-6, 5e-6, PriceSource.GENERIC)
+_HOST: Final = (
+    "host: a launch takes 2.3 to 2.8 µs on the processors of arXiv 2504.11750; an eager operator "
+    "of PyTorch 5 to 25 µs from Python, less from its autograd thread: estimated"
+)
+
+
+class Prices:
+    """The prices of one GPU.
+
+    ``network``: GB/s of each GPU's network adapter for collectives of several nodes, 0 if unknown.
+    ``host_call`` is the host's time for one operator in eager mode, ``host_launch`` that for one
+    further launch.
+    """
+
+    host_call: Price = _HOST_CALL
+    host_launch: Price = _HOST_LAUNCH
+
+    def __init__(self, speeds: Speeds, network: float = 0.0) -> None:
+        self.name: str = speeds.name
+        self.peak_flops: float = max(
+            (rate for dtype, rate in speeds.peak.items() if dtype in ("float16", "bfloat16")),
+            default=max(speeds.peak.values()),
+        )
+        self._speeds = speeds
+        self._network = network
+        self._provenance: dict[str, None] = {_HOST: None}
+        self._known: dict[tuple[Work, int], Price | Unavailable] = {}
+
+    @property
+    def bandwidth(self) -> float:
+        """Of the GPU's memory, bytes a second."""
+        return self._speeds.bandwidth
+
+    def rate(self, dtype: str) -> float | Unavailable:
+        """The peak for products of that type, multiplications and additions a second."""
+        return self._speeds.rate(dtype)
+
+    @property
+    def provenance(self) -> tuple[str, ...]:
+        """A line for each source of the prices so far."""
+        return tuple(self._provenance)
+
+    def of(self, work: Work, kernels: int) -> Price | Unavailable:
+        """Seconds on the GPU of a call that launched that many kernels, or why they are unknown."""
+        known = self._known.get((work, kernels))
+        if known is not None:
+            return known
+        priced = self._priced(work, kernels)
+        if isinstance(priced, Unavailable):
+            result: Price | Unavailable = priced
+        else:
+            self._provenance[priced.provenance] = None
+            result = priced.price
+        self._known[work, kernels] = result
+        return result
+
+    def _priced(self, work: Work, kernels: int) -> Priced | Unavailable:
+        if work.kind is WorkKind.MATMUL:
+            return matmul.price(work, self._speeds, kernels)
+        if work.kind in (WorkKind.ATTENTION, WorkKind.ATTENTION_BACKWARD):
+            return attention.price(work, self._speeds, kernels)
+        if work.kind in (WorkKind.CONVOLUTION, WorkKind.CONVOLUTION_BACKWARD):
+            return convolution.price(work, self._speeds, kernels)
+        if work.kind in (WorkKind.ELEMENTS, WorkKind.INDEXED, WorkKind.COMPILED):
+            return traffic.price(work, self._speeds, kernels)
+        if work.kind is WorkKind.COPY:
+            return traffic.price_copy(work, self._speeds, kernels)
+        if work.kind is WorkKind.COLLECTIVE:
+            return collective.price(work, self._speeds, self._network)
+        return Unavailable(f"no speed is known of {work.operator}: its kernels are a library's own")
+
+
+def prices(gpu: str, network: float = 0.0) -> Prices | Unavailable:
+    """The prices of the GPU that the catalogue has under this name. ``network``: see `Prices`."""
+    speeds = all_speeds().get(gpu)
+    if speeds is None:
+        return Unavailable(f"no speeds are known of {gpu}")
+    return Prices(speeds, network)

@@ -1,0 +1,224 @@
+"""A step's calls to the GPU, played in time: the host issues them, each stream runs its own in
+order, events order streams, and the host waits where the program does.
+
+What overlaps, waits or is bound by the host comes out of this; it is not put in. Rules: work on one
+stream runs in order; of computing kernels of several streams one runs at a time, as each fills the
+GPU; copies in each direction and collectives have separate resources, which do the same. All
+threads of the host count as one, as Python runs one at a time.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+from gpuprobe.model.run.work import Action, StepWork, Work, WorkKind, unpack
+
+
+class Resource(Enum):
+    """What runs one thing at a time on a device."""
+
+    COMPUTE = "computing"
+    TO_DEVICE = "copies to the GPU"
+    TO_HOST = "copies from the GPU"
+    LINK = "communication"
+    HOST = "host"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Something that a step gives to a stream or does on the host. ``operator``: one more than the
+    index in the columns of operators, 0 for none; ``kernels``: launches of the whole call.
+    """
+
+    action: Action
+    stream: int
+    operator: int
+    work: Work | None
+    event: int = 0
+    kernels: int = 1
+
+
+def tasks_of(step: StepWork) -> list[Task]:
+    """What a step does, in order, from its columns. Raises DataError for damaged ones."""
+    kinds, _ = unpack(step.operators, "operators")
+    columns = unpack(step.entries, "entries")
+    launches: dict[int, int] = {}
+    for action, operator in zip(columns[0], columns[2], strict=True):
+        if action == Action.KERNEL.value:
+            launches[operator] = launches.get(operator, 0) + 1
+    tasks = []
+    actions = tuple(Action)
+    for code, stream, operator, value in zip(*columns, strict=True):
+        action = actions[code]
+        number = 0
+        if action in _MOVES:
+            number = value
+        elif operator:
+            number = kinds[operator - 1]
+        work = step.works[number - 1] if number else None
+        event = 0 if action in _MOVES else value
+        tasks.append(Task(action, stream, operator, work, event, launches.get(operator, 1)))
+    return tasks
+
+
+_MOVES: Final = frozenset((Action.COPY, Action.FILL, Action.COLLECTIVE))
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Seconds, by the index of the task: on the GPU, and on the host until it has been issued."""
+
+    gpu: Sequence[float]
+    host: Sequence[float]
+    launch: float
+    """From the end of the host's call to the start on an idle stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSpan:
+    """A task that ran: seconds since the replay began, and the index of the task."""
+
+    start: float
+    end: float
+    task: int
+    resource: Resource
+
+
+@dataclass(slots=True)
+class _Busy:
+    """When one resource of a device is taken, and by which stream."""
+
+    spans: list[tuple[float, float, int]] = field(default_factory=list)
+
+    def place(self, ready: float, seconds: float, stream: int) -> float:
+        """Take the resource for so long, from ``ready`` on at the earliest, while no other stream
+        has it. Returns when that begins.
+        """
+        start = ready
+        at = bisect_left(self.spans, (start, start, -1))
+        if at and self.spans[at - 1][1] > start:
+            at -= 1
+        while at < len(self.spans):
+            begin, end, owner = self.spans[at]
+            if begin >= start + seconds:
+                break
+            if owner != stream and end > start:
+                start = end
+            at += 1
+        insort(self.spans, (start, start + seconds, stream))
+        return start
+
+
+def play(
+    tasks: Sequence[Task], devices: Sequence[str], costs: Costs, *, times: int = 2
+) -> tuple[list[list[TaskSpan]], list[float]]:
+    """Play a step ``times`` times, one after the other, as a loop runs it. ``devices``: by the
+    number of a stream, its device. Returns the spans of each time, and when each ended: when its
+    last work on a GPU did, or the host if that is later.
+    """
+    player = _Player(tasks, devices, costs)
+    spans, ends = [], []
+    for _ in range(times):
+        spans.append(player.step())
+        ends.append(player.ended)
+    return spans, ends
+
+
+class _Player:
+    def __init__(self, tasks: Sequence[Task], devices: Sequence[str], costs: Costs) -> None:
+        self._tasks = tasks
+        self._devices = devices
+        self._costs = costs
+        self._host = 0.0
+        self._streams = [0.0] * len(devices)
+        self._events: dict[int, float] = {}
+        self._resources: dict[tuple[str, Resource], _Busy] = {}
+        # With computing on one stream of a device, its order is enough.
+        used: dict[tuple[str, Resource], set[int]] = {}
+        for task in tasks:
+            if task.action in _ON_GPU:
+                resource = resource_of(task)
+                used.setdefault((devices[task.stream], resource), set()).add(task.stream)
+        self._shared = {key for key, streams in used.items() if len(streams) > 1}
+        self.ended = 0.0
+
+    def step(self) -> list[TaskSpan]:
+        """Play the step again."""
+        spans: list[TaskSpan] = []
+        for at, task in enumerate(self._tasks):
+            before = self._host
+            self._host += self._costs.host[at]
+            action, stream = task.action, task.stream
+            if action in _ON_GPU:
+                self._run(at, task, spans)
+            elif action is Action.RECORD:
+                self._events[task.event] = max(self._streams[stream], self._host)
+            elif action is Action.WAIT:
+                self._streams[stream] = max(
+                    self._streams[stream], self._events.get(task.event, 0.0)
+                )
+            elif action is Action.HOST_WAITS_EVENT:
+                self._host = max(self._host, self._events.get(task.event, 0.0))
+            elif action is Action.HOST_WAITS_STREAM:
+                self._host = max(self._host, self._streams[stream])
+            elif action is Action.HOST_WAITS_DEVICE or action is Action.RELEASE:
+                # cudaFree waits for the device.
+                device = self._devices[stream]
+                self._host = max(
+                    self._host,
+                    *(
+                        end
+                        for end, of in zip(self._streams, self._devices, strict=True)
+                        if of == device
+                    ),
+                )
+            if self._costs.host[at]:
+                end = before + self._costs.host[at]
+                spans.append(TaskSpan(before, end, at, Resource.HOST))
+        self.ended = max(self._host, *self._streams)
+        return spans
+
+    def _run(self, at: int, task: Task, spans: list[TaskSpan]) -> None:
+        stream, seconds = task.stream, self._costs.gpu[at]
+        ready = max(self._streams[stream], self._host + self._costs.launch)
+        resource = resource_of(task)
+        key = self._devices[stream], resource
+        if key in self._shared and seconds:
+            busy = self._resources.setdefault(key, _Busy())
+            start = busy.place(ready, seconds, stream)
+        else:
+            start = ready
+        end = self._streams[stream] = start + seconds
+        if seconds:
+            spans.append(TaskSpan(start, end, at, resource))
+        if task.action is Action.COPY and task.work is not None and waits(task.work):
+            self._host = max(self._host, end)
+
+
+_ON_GPU: Final = frozenset((Action.KERNEL, Action.COLLECTIVE, Action.COPY, Action.FILL))
+
+
+def waits(copy: Work) -> bool:
+    """Whether the host waits for a copy: a synchronous one, and one to or from pageable memory,
+    which the driver stages (CUDA Runtime API, "API synchronization behavior").
+    """
+    return copy.variant.endswith(" sync") or copy.variant.startswith("pageable")
+
+
+def resource_of(task: Task) -> Resource:
+    """The resource that runs a task of a stream."""
+    work = task.work
+    if task.action is Action.COLLECTIVE:
+        return Resource.LINK
+    if task.action is Action.COPY and work is not None and work.kind is WorkKind.COPY:
+        if "h2d" in work.variant:
+            return Resource.TO_DEVICE
+        if "d2h" in work.variant:
+            return Resource.TO_HOST
+        if work.variant.startswith("peer"):
+            return Resource.LINK
+    return Resource.COMPUTE

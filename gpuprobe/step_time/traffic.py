@@ -1,0 +1,122 @@
+"""How long calls take whose time is their bytes: elementwise, indexed, compiled kernels, copies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from gpuprobe.model.run.work import Work, WorkKind
+from gpuprobe.model.values import Unavailable
+from gpuprobe.step_time.price import Factors, Priced, PriceSource
+from gpuprobe.step_time.speeds import Speeds
+
+KERNEL: Final = 2.0e-6
+"""Seconds of a kernel with little to do, and until the next one starts."""
+_KERNEL_RANGE: Final = Factors(0.6, 1.5)
+
+_CACHED: Final = 1.6
+"""How much faster bytes move that the L2 holds: what the previous kernel wrote."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Reach:
+    """The share of the data sheet's bandwidth that is reached, and the range of the time."""
+
+    share: float
+    factors: Factors
+
+
+_REACH: Final = {
+    WorkKind.ELEMENTS: _Reach(0.85, Factors(0.92, 1.25)),
+    WorkKind.INDEXED: _Reach(0.5, Factors(0.55, 2.0)),
+    WorkKind.COMPILED: _Reach(0.8, Factors(0.85, 1.4)),
+}
+_FAMILIES: Final = (
+    ("softmax", _Reach(0.62, Factors(0.7, 1.4))),
+    ("norm_backward", _Reach(0.38, Factors(0.7, 1.6))),
+    ("layer_norm", _Reach(0.56, Factors(0.65, 1.5))),
+    ("rms_norm", _Reach(0.56, Factors(0.65, 1.5))),
+    ("group_norm", _Reach(0.5, Factors(0.6, 1.8))),
+    ("batch_norm", _Reach(0.5, Factors(0.6, 1.8))),
+    ("dropout", _Reach(0.7, Factors(0.8, 1.4))),
+)
+"""Elementwise calls by a part of the operator's name. They read what they need twice, or reduce
+columns; each byte counts once here. Pointwise, softmax and layer normalisation forward: NeuSight's
+kernels on A100, V100 and T4 (github.com/sitar-lab/NeuSight, scripts/asplos/data/dataset/train,
+MIT). Backward of normalisations: Liger-Kernel's benchmark/data/all_benchmark_data.csv, layer_norm
+of torch on H100. Group and batch normalisation, dropout: estimated."""
+_MEMORY: Final = {"pascal": 0.74, "volta": 0.95, "turing": 0.85}
+"""Share of the bandwidth that is reached there, of that on later GPUs, by the same kernels of
+NeuSight: 0.62, 0.78 and 0.72 of the data sheet's, 0.81 on A100."""
+_HOST_LINK: Final = 0.88
+"""Share of PCIe's rate that pinned copies reach: 55.4 of 63 GB/s on H200 (stas00/ml-engineering,
+network/README.md)."""
+_PAGEABLE: Final = 6e9
+"""Bytes a second through the driver's pinned buffers: 3 to 12 GB/s, by processor and memory."""
+_NVLINK: Final = 0.88
+"""396 of 450 GB/s between two H200 (stas00/ml-engineering, network/README.md)."""
+_HOST_START: Final = 8e-6
+
+
+def price(work: Work, speeds: Speeds, kernels: int) -> Priced:
+    """What an elementwise, indexed or compiled call takes."""
+    reach = _reach(work)
+    share = reach.share * _MEMORY.get(speeds.architecture, 1.0)
+    moved = (work.read + work.written) / (share * speeds.bandwidth)
+    moved /= cached(work.read + work.written, speeds.l2)
+    line = f"memory bandwidth: {speeds.source}; share reached: kernels of NeuSight and Liger-Kernel"
+    return _with_kernels(moved, reach.factors, kernels, line, _source(speeds))
+
+
+def _reach(work: Work) -> _Reach:
+    if work.kind is WorkKind.ELEMENTS:
+        for name, reach in _FAMILIES:
+            if name in work.operator:
+                return reach
+    return _REACH[work.kind]
+
+
+def cached(size: int, l2: int) -> float:
+    """How much faster that many bytes move, for what is in the L2 already: from `_CACHED` at a
+    quarter of its size down to 1 at its double.
+    """
+    if not l2:
+        return 1.0
+    inside = (2 - size / l2) / (2 - 0.25)
+    return 1 + (_CACHED - 1) * min(1.0, max(0.0, inside))
+
+
+def _source(speeds: Speeds) -> PriceSource:
+    return PriceSource.MODEL if speeds.chip else PriceSource.GENERIC
+
+
+def _with_kernels(
+    moved: float, factors: Factors, kernels: int, line: str, source: PriceSource
+) -> Priced:
+    start = max(kernels, 1) * KERNEL
+    low = moved * factors.low + start * _KERNEL_RANGE.low
+    high = moved * factors.high + start * _KERNEL_RANGE.high
+    total = moved + start
+    return Priced(Factors(low / total, high / total).price(total, source), line)
+
+
+def price_copy(work: Work, speeds: Speeds, kernels: int) -> Priced | Unavailable:
+    """What a copy takes, by its direction."""
+    size = max(work.read, work.written)
+    host = f"PCIe: {speeds.source}; share reached: stas00/ml-engineering network/README.md"
+    if work.variant == "d2d":
+        moved = 2 * size / (0.85 * speeds.bandwidth) / cached(2 * size, speeds.l2)
+        line = f"memory bandwidth: {speeds.source}"
+        return _with_kernels(moved, Factors(0.92, 1.25), kernels, line, _source(speeds))
+    if work.variant in ("h2d", "d2h"):
+        seconds = size / (_HOST_LINK * speeds.pcie) + _HOST_START
+        return Priced(Factors(0.9, 1.4).price(seconds, PriceSource.MODEL), host)
+    if work.variant in ("pageable h2d", "pageable d2h"):
+        seconds = size / min(_PAGEABLE, _HOST_LINK * speeds.pcie) + _HOST_START
+        return Priced(Factors(0.45, 2.2).price(seconds, PriceSource.GENERIC), host)
+    if work.variant == "peer":
+        rate = _NVLINK * speeds.nvlink if speeds.nvlink else 0.75 * speeds.pcie
+        factors = Factors(0.9, 1.3) if speeds.nvlink else Factors(0.7, 2.5)
+        line = f"links between GPUs: {speeds.source}"
+        return Priced(factors.price(size / rate + _HOST_START, PriceSource.GENERIC), line)
+    return Unavailable(f"no speed is known of a copy {work.variant or 'of unknown direction'}")
