@@ -9,10 +9,10 @@ from gpuprobe.model.run.work import Work, WorkKind
 from gpuprobe.model.values import Unavailable
 from gpuprobe.step_time import matmul
 from gpuprobe.step_time.price import Factors, Price, Priced, PriceSource
-from gpuprobe.step_time.speeds import Speeds
+from gpuprobe.step_time.speeds import Speeds, element_bytes
 
 _OVER_PRODUCT: Final = 1.25
-"""Time over that of the product, on tensor cores: indices, borders, conversion of the layout."""
+"""Time over that of the product, on tensor cores: indices and borders."""
 _FACTORS: Final = Factors(0.55, 2.2)
 _PLAIN: Final = 1.05
 _PLAIN_FACTORS: Final = Factors(0.6, 1.8)
@@ -50,13 +50,38 @@ def price(work: Work, speeds: Speeds, kernels: int) -> Priced | Unavailable:
         return priced
     moved = (work.read + work.written) / (_REACH * speeds.bandwidth)
     over, factors = _over(work.dtype, kernel)
-    seconds = max(priced.price.expected * passes * over, moved)
+    seconds = max(priced.price.expected * passes * over, moved) + _around(work, speeds)
     seconds += matmul.START * max(0, kernels - 1)
     if groups > 1 or channels < 16:
         factors = factors.wider(_FEW_CHANNELS)
     expected: Price = factors.price(seconds, _source(priced.price.source))
     line = f"{priced.provenance}; convolutions as matrix products, estimated"
     return Priced(expected, line)
+
+
+def _around(work: Work, speeds: Speeds) -> float:
+    """Seconds of the passes before and after the kernels that multiply.
+
+    In half precision these take and make channels last: other tensors are transposed before and
+    after, read and written once each (NVIDIA's "Convolutional Layers User's Guide", Tensor Layouts
+    In Memory). A bias is added to the result where it is, and its gradient is a sum of the
+    result's: torch calls cuDNN without it (aten/src/ATen/native/Convolution.cpp).
+    """
+    moved = 0.0
+    if work.dtype in _HALF and work.sizes[5] == 1 and not work.variant.startswith("channels last"):
+        moved += 2 * (work.read + work.written)
+    if work.variant.endswith("bias"):
+        batch, _, out_channels, positions, _, _ = work.sizes
+        if work.kind is WorkKind.CONVOLUTION:
+            moved += 2 * work.written
+        else:
+            moved += batch * out_channels * positions * element_bytes(work.dtype)
+    return moved / (_PASSES * speeds.bandwidth)
+
+
+_HALF: Final = ("float16", "bfloat16")
+_PASSES: Final = 0.8
+"""Of the bandwidth: a little less than that of pointwise kernels (`traffic`)."""
 
 
 def _over(dtype: str, kernel: int) -> tuple[float, Factors]:
