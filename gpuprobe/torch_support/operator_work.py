@@ -54,8 +54,8 @@ _LIBRARIES: Final = (
     "_scaled_grouped_mm",
 )
 """Operators of libraries whose work depends on more than sizes, by the begin of their names."""
-_REDUCTIONS: Final = frozenset(("linalg_vector_norm", "linalg_vector_norm_out"))
-"""Names that begin so, of torch's own kernels."""
+_OWN: Final = frozenset(("linalg_vector_norm", "linalg_vector_norm_out", "linalg_cross"))
+"""Of those, operators with torch's own kernels: reductions, and a pointwise one."""
 
 
 _MOST: Final = 50_000  # kinds of calls that are remembered: sizes may differ in every step
@@ -129,7 +129,7 @@ def _work(
         on_host = [t for t in (*tensors, *results) if t.layout is torch.strided and t.is_cpu]
         size = sum(map(size_of, on_host))
         return Work(operator, WorkKind.HOST, read=size) if size > _SMALL else None
-    library = name.startswith(_LIBRARIES) and name not in _REDUCTIONS
+    library = name.startswith(_LIBRARIES) and name not in _OWN
     if library or any(t.layout is not torch.strided for t in (*tensors, *results)):
         return Work(operator, WorkKind.OTHER, _dtype(tensors, results))
     read, written = _moved(op, name, given, results)
@@ -295,15 +295,21 @@ def _convolution(
         WorkKind.CONVOLUTION if forward else WorkKind.CONVOLUTION_BACKWARD,
         _product_dtype(x, convolution=True),
         (x.shape[0], *channels, outputs, kernel, groups),
-        "channels last" if x.dim() == 4 and _channels_last(x) else "",
+        _convolution_variant(x, given, forward=forward),
         flops * times,
         read,
         written,
     )
 
 
-def _channels_last(tensor: torch.Tensor) -> bool:
-    return tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()
+def _convolution_variant(x: torch.Tensor, given: _Arguments, *, forward: bool) -> str:
+    words = []
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
+    if last is not None and x.is_contiguous(memory_format=last):
+        words.append("channels last")
+    if given.get("bias") is not None if forward else given["output_mask"][2]:
+        words.append("bias")
+    return ", ".join(words)
 
 
 def _attention_of(implementation: str, *, backward: bool, heads_first: bool) -> _Made:
