@@ -35,7 +35,6 @@ from gpuprobe.cli.options import (
 
 if TYPE_CHECKING:
     from gpuprobe.api.models import ModelScript
-    from gpuprobe.sampler.program import Program
 
 OPTIONS_AFTER_SCRIPT = True
 SUPERVISED = True
@@ -136,9 +135,9 @@ def _estimate(args: argparse.Namespace, target: Target, model: ModelScript | Non
     from gpuprobe.api.render import render
     from gpuprobe.model.plans.step_time import StepTime, cost_of
 
-    program = watch.program(*target)
     if args.gpus or args.gpu == "all":
-        return _print_table(args, program)
+        return _print_table(args, target)
+    program = watch.program(*target)
     progress = status_line.PROGRESS  # without one, the command was called from Python
     with output_to_stderr():
         found = estimate_program(
@@ -170,13 +169,14 @@ def _estimate(args: argparse.Namespace, target: Target, model: ModelScript | Non
     return exit_codes.OK if found.fits else exit_codes.FINDINGS
 
 
-def _print_table(args: argparse.Namespace, program: Program) -> int:
+def _print_table(args: argparse.Namespace, target: Target) -> int:
     """Estimate a program on several GPUs and print a table; returns the exit code."""
+    from gpuprobe.api import watch
     from gpuprobe.api.estimates import estimate_on_gpus
     from gpuprobe.api.render import render
 
     table = estimate_on_gpus(
-        program,
+        watch.program(*target),
         args.gpus or args.gpu,
         prices=args.price,
         steps=args.steps,
