@@ -272,9 +272,9 @@ def _name(work: Work | None) -> str:
 
 
 def _host_text(on_host: Counter[str]) -> str:
-    size = on_host["bytes"] / 2**20
+    count, size = on_host["operators"], on_host["bytes"] / 2**20
     return (
-        f"{on_host['operators']:,} operators on tensors of the CPU ({size:,.0f} MiB): how long "
+        f"{count:,} operator{'s' * (count > 1)} on tensors of the CPU ({size:,.0f} MiB): how long "
         "they take depends on the machine's processor"
     )
 

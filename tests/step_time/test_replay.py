@@ -269,7 +269,7 @@ def test_a_little_work_without_a_price_is_named() -> None:
 def test_work_on_the_host_is_named() -> None:
     host = Work("aten::mul", WorkKind.HOST, read=1 << 30)
     time = predicted(step_of([(product(4096), 1), (host, 0)]))
-    assert any("1 operators on tensors of the CPU (1,024 MiB)" in text for text in time.left_out)
+    assert any("1 operator on tensors of the CPU (1,024 MiB)" in text for text in time.left_out)
 
 
 def test_pipelines_and_unfinished_logs_are_refused() -> None:
