@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Final
 
 from gpuprobe.model.plans.step_time import (
@@ -84,7 +86,7 @@ def predict(
         high_ns=max(slow, expected),
         gpu_ns=Nanoseconds(sum(_ns(span.end - span.start) for span in gpu)),
         measured=_measured(priced, gpu),
-        bounds=_bounds(parts, expected),
+        bounds=_bounds(_limits(parts, _waits(spans)), expected),
         **_tables(step, parts, tasks, expected),
         flops=flops,
         used=_used(tasks, expected * 1e-9, prices),
@@ -415,6 +417,38 @@ def _fill(
         if now < end:
             rest.append((now, end))
     return rest
+
+
+def _waits(spans: list[list[Span]]) -> list[tuple[float, float]]:
+    """When the host waits for the GPU, in order."""
+    host = sorted(
+        (span.start, span.end) for step in spans for span in step if span.engine is Engine.HOST
+    )
+    return [(end, start) for (_, end), (start, _) in pairwise(host) if start > end]
+
+
+def _limits(parts: Sequence[_Part], waits: Sequence[tuple[float, float]]) -> list[_Part]:
+    """The parts by what the step would have to be faster at. What the GPU does before it waits for
+    a launch is bound by launches, too, since the host last waited for the GPU: if it ended sooner,
+    the GPU would only wait for longer.
+    """
+    ends = [end for _, end in waits]
+    limits: list[_Part] = []
+    busy: list[_Part] = []
+    for part in sorted(parts, key=lambda part: part.start):
+        if part.bound != HOST:
+            busy.append(part)
+            continue
+        at = bisect_right(ends, part.end)
+        free = ends[at - 1] if at else 0.0  # the host ran without a wait from then on
+        for earlier in busy:
+            if earlier.start < free:
+                limits.append(replace(earlier, end=min(earlier.end, free)))
+            if earlier.end > free:
+                limits.append(replace(earlier, start=max(earlier.start, free), bound=HOST))
+        busy = []
+        limits.append(part)
+    return [*limits, *busy]
 
 
 def _bounds(parts: Sequence[_Part], total: Nanoseconds) -> tuple[BoundShare, ...]:

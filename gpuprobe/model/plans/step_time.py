@@ -34,6 +34,8 @@ class TimeShare:
 class BoundShare:
     """How much of a step is bound by one of `BOUNDS`: the GPU computes, or moves bytes of its
     memory; or it waits for launches, for communication or for copies, with nothing to compute.
+    What it does before it waits for a launch is bound by launches, too: the step would take as
+    long if that was faster.
     """
 
     name: str
