@@ -145,6 +145,15 @@ def job_of(row: Mapping[str, Any], programs: Mapping[str, Any]) -> Job | str:
         sizes.update(kind=kind, mlp=program["mlp"])
         sizes["forward"] = row["class"].startswith("inference")
         return Job("transformers_models", options_of(sizes), 1, "1,1")
+    if source == "modded-nanogpt":
+        if any(word in row["note"] for word in ("Shortcuts", "CastBf16", "UNet")):
+            return "skip connections: not built"
+        sizes["modern"] = row["program"] != "modded-124m-rotary"
+        sizes["untied"] = row["program"] == "modded-124m-untied"
+        sizes["divided"] = "every rank" not in row["note"]
+        # torch 2.5 selects cuDNN on H100, 2.4 FlashAttention-2.
+        sizes["attention"] = "cudnn" if "torch 2.5" in row["note"] else "flash"
+        return Job("modded_nanogpt", options_of(sizes), row["gpus"], "1,1")
     return "not built"
 
 

@@ -75,6 +75,9 @@ _LARGE: Final = (8192, 8192, 8192)
 """The product that reaches the share of the peak which `Speeds.sustained` has."""
 _TF32: Final = Factors(0.85, 1.25)
 _BATCHED: Final = Factors(0.8, 1.4)
+_BATCHED_REACH: Final = 0.65
+"""Of the bandwidth, where the matrices of a batch are more than the L2 holds: tables of single
+products have results that it does. As A100's table at a depth of 64, 0.5 to 0.6; estimated."""
 _MISALIGNED: Final = (1.25, Factors(0.85, 1.9))
 """Rows whose bytes 16 does not divide: NVIDIA's "Matrix Multiplication Background User's Guide"
 (tensor cores are used less efficiently); github.com/karpathy/nanoGPT pads its vocabulary for it."""
@@ -203,6 +206,9 @@ def _on_tensor_cores(
     roof = Roof(peak * kept, speeds.bandwidth, speeds.processors, table.wave)
     seconds = roofline(roof, m, n, k, size, max(size, 2), batch) * excess(table, m * batch, n, k)
     seconds = max(seconds, 2 * batch * m * n * k / peak + START)
+    moved = batch * (size * (m * k + k * n) + max(size, 2) * m * n)
+    if batch > 1 and moved > 2 * speeds.l2:
+        seconds = max(seconds, moved / (_BATCHED_REACH * speeds.bandwidth) + START)
     factors = table.ranges[bisect_right(SIZE_CLASSES, seconds)]
     factors = factors.wider(Factors(kept / high, kept / low))
     if batch > 1:

@@ -18,6 +18,18 @@ TERA: Final = 1e12
 _DTYPES: Final = {"float8_e4m3fn": "float8", "float8_e5m2": "float8"}
 _KEPT: Final = (0.85, 1.0)
 """Of GPUs without measured kernels of their chip."""
+_WIDE_PROCESSORS: Final = frozenset(
+    (
+        "ampere-consumer",
+        "ampere-professional",
+        "ada",
+        "ada-consumer",
+        "hopper",
+        "blackwell",
+        "blackwell-consumer",
+        "blackwell-professional",
+    )
+)
 _SIZES: Final = {
     "float64": 8,
     "float32": 4,
@@ -58,6 +70,14 @@ class Speeds:
     sustained: tuple[float, float]
     plain: tuple[float, ...]
     source: str
+
+    @property
+    def processor_rate(self) -> float:
+        """Cycles a second of all processors, from the float32 peak: 2 for each lane and cycle, with
+        64 lanes up to A100, 128 later, of which elementwise kernels keep half busy.
+        """
+        lanes = 128 if self.architecture in _WIDE_PROCESSORS else 64
+        return self.peak["float32"] / (2 * lanes)
 
     @property
     def kept(self) -> tuple[float, float]:

@@ -45,6 +45,14 @@ columns; each byte counts once here. Pointwise, softmax and layer normalisation 
 kernels on A100, V100 and T4 (github.com/sitar-lab/NeuSight, scripts/asplos/data/dataset/train,
 MIT). Backward of normalisations: Liger-Kernel's benchmark/data/all_benchmark_data.csv, layer_norm
 of torch on H100. Group and batch normalisation, dropout: estimated."""
+_SHORT: Final = 1024
+_LONG_SOFTMAX: Final = _Reach(0.4, Factors(0.8, 1.3))
+"""Of longer rows, which torch's kernel reads three times: cross-entropy of torch on A100 with 32,768
+to 131,072 columns, forward, in Liger-Kernel's table."""
+_BY_PROCESSORS: Final = frozenset(reach for _, reach in _FAMILIES)
+_A100: Final = 108 * 1.41e9 / 2039e9
+"""Cycles of all processors for each byte, there. These families are bound by instructions as much
+as by bytes: where the bandwidth grew more than the processors, their share falls. A model."""
 _MEMORY: Final = {"pascal": 0.74, "volta": 0.95, "turing": 0.85}
 """Share of the bandwidth that is reached there, of that on later GPUs, by the same kernels of
 NeuSight: 0.62, 0.78 and 0.72 of the data sheet's, 0.81 on A100."""
@@ -62,6 +70,8 @@ def price(work: Work, speeds: Speeds, kernels: int) -> Priced:
     """What an elementwise, indexed or compiled call takes."""
     reach = _reach(work)
     share = reach.share * _MEMORY.get(speeds.architecture, 1.0)
+    if reach in _BY_PROCESSORS:
+        share *= min(1.0, speeds.processor_rate / speeds.bandwidth / _A100)
     moved = (work.read + work.written) / (share * speeds.bandwidth)
     moved /= cached(work.read + work.written, speeds.l2)
     line = f"memory bandwidth: {speeds.source}; share reached: kernels of NeuSight and Liger-Kernel"
@@ -70,6 +80,8 @@ def price(work: Work, speeds: Speeds, kernels: int) -> Priced:
 
 def _reach(work: Work) -> _Reach:
     if work.kind is WorkKind.ELEMENTS:
+        if "softmax" in work.operator and work.sizes and work.sizes[0] > _SHORT:
+            return _LONG_SOFTMAX
         for name, reach in _FAMILIES:
             if name in work.operator:
                 return reach

@@ -137,7 +137,15 @@ def _work(
     if special is not None:
         return special(operator, given, results, read, written)
     kind = WorkKind.INDEXED if name in _INDEXED else WorkKind.ELEMENTS
-    return Work(operator, kind, _dtype(tensors, results), read=read, written=written)
+    sizes = (_row(given),) if "softmax" in name else ()
+    return Work(operator, kind, _dtype(tensors, results), sizes, read=read, written=written)
+
+
+def _row(given: _Arguments) -> int:
+    """The length of the rows that a softmax normalises, or its backward pass."""
+    tensor = given.get("self", given.get("grad_output"))
+    dim = given.get("dim")
+    return int(tensor.shape[dim]) if isinstance(dim, int) and tensor.dim() else 1
 
 
 def _bound(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -56,6 +56,7 @@ class Work:
     * convolution: batch, input channels, output channels, output positions, kernel positions,
       groups
     * collective: ranks, nodes
+    * elementwise: of a softmax and its backward pass the length of a row
     * anything else: empty
 
     ``variant``: of a matrix product the layouts of both factors, "N" if the last dimension is
