@@ -419,10 +419,10 @@ def _fill(
     return rest
 
 
-def _waits(spans: list[list[Span]]) -> list[tuple[float, float]]:
+def _waits(spans: list[list[TaskSpan]]) -> list[tuple[float, float]]:
     """When the host waits for the GPU, in order."""
     host = sorted(
-        (span.start, span.end) for step in spans for span in step if span.engine is Engine.HOST
+        (span.start, span.end) for step in spans for span in step if span.resource is Resource.HOST
     )
     return [(end, start) for (_, end), (start, _) in pairwise(host) if start > end]
 

@@ -47,8 +47,8 @@ MIT). Backward of normalisations: Liger-Kernel's benchmark/data/all_benchmark_da
 of torch on H100. Group and batch normalisation, dropout: estimated."""
 _SHORT: Final = 1024
 _LONG_SOFTMAX: Final = _Reach(0.4, Factors(0.8, 1.3))
-"""Of longer rows, which torch's kernel reads three times: cross-entropy of torch on A100 with 32,768
-to 131,072 columns, forward, in Liger-Kernel's table."""
+"""Of longer rows, which torch's kernel reads three times: cross-entropy of torch on A100 with
+32,768 to 131,072 columns, forward, in Liger-Kernel's table."""
 _BY_PROCESSORS: Final = frozenset(reach for _, reach in _FAMILIES)
 _A100: Final = 108 * 1.41e9 / 2039e9
 """Cycles of all processors for each byte, there. These families are bound by instructions as much
