@@ -169,3 +169,25 @@ def test_a_step_that_is_not_traced_has_no_work(tmp_path: Path) -> None:
         x = torch.ones(8, device="cuda")
         steps = recorded(tmp_path, lambda: x.add_(1), steps=5)
     assert [isinstance(step.work, StepWork) for step in steps] == [True] * 3 + [False] * 2
+
+
+def test_an_internal_error_does_not_reach_a_triton_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gpuprobe.sampler.tracing import work as tracing
+
+    def broken(*_: object) -> Work:
+        raise KeyError("broken on purpose")
+
+    monkeypatch.setattr(tracing, "inductor_work", broken)
+    with gpuprobe.virtual_gpu("a100-40gb"):
+        import torch
+
+        compiled = torch.compile(lambda x: (x * 2 + 1).relu())
+        x = torch.ones(64, 64, device="cuda")
+        results: list[object] = []
+        recorded(tmp_path, lambda: results.append(compiled(x)))
+    assert len(results) == 3  # the program went on
+    (rank,) = gpuprobe.load(tmp_path / "run.gpuprobe").ranks
+    assert rank.end is not None
+    assert any("broken on purpose" in fault for fault in rank.end.gpuprobe_faults)
