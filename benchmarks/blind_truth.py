@@ -3,7 +3,7 @@ programs before figures and programs were committed.
 
     python benchmarks/blind_truth.py run SOURCES --python 2.6.0=PATH --python 2.13.0=PATH ...
     python benchmarks/blind_truth.py run SOURCES --set second --python 2.6.0=PATH ...
-    python benchmarks/blind_truth.py table
+    python benchmarks/blind_truth.py table [--set second]
 
 ``blind_truth/sources.json`` has the figures, each as printed, with the repository and commit (or
 address), GPU, torch version and arguments that it belongs to; ``blind_truth/programs`` what runs
@@ -33,6 +33,7 @@ import re
 import subprocess
 import sys
 import time
+from collections import Counter
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -156,15 +157,32 @@ def results_of(path: Path) -> dict[str, Row]:
 
 
 def page(name: str = "first") -> str:
-    """The results of a set as Markdown: `docs/blind-truth.md` has them."""
+    """The counts of a set as Markdown: `docs/blind-truth.md` has them."""
     files = SETS[name]
     sources = files.read_sources()
     first = results_of(files.first)
     both = {**first, **results_of(files.mended)}
+    words = words_of(sources, both)
+    apart = _apart_by_kind(words, files.read_mends()["explanations"])
+    counts = ", ".join(f"{KINDS[kind]} {count}" for kind, count in apart.most_common())
+    return "\n\n".join(
+        [
+            *_counts(sources, words_of(sources, first), words, both),
+            f"Figures that still differ, by what explains them: {counts}.",
+        ]
+    )
+
+
+def details(name: str = "first") -> str:
+    """`page`, how each source was run, and each correction and difference, as Markdown."""
+    files = SETS[name]
+    sources = files.read_sources()
+    both = {**results_of(files.first), **results_of(files.mended)}
     mends = files.read_mends()
     return "\n\n".join(
         [
-            *_counts(sources, mends, words_of(sources, first), words_of(sources, both), both),
+            page(name),
+            _settings(sources, mends),
             "### What was corrected",
             _mends(mends["programs"], both),
             "### What still differs",
@@ -173,27 +191,40 @@ def page(name: str = "first") -> str:
     )
 
 
-def _counts(
-    sources: list[Row], mends: Row, first: Any, last: Any, results: dict[str, Row]
-) -> list[str]:
+def _apart_by_kind(words: dict[str, dict[str, str]], explanations: list[Row]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for one in words.values():
+        for name, word in one.items():
+            if word not in ("equal", "right"):
+                index = _explained(name[2:], explanations)
+                found[explanations[index]["kind"] if index >= 0 else "unexplained"] += 1
+    return found
+
+
+def _settings(sources: list[Row], mends: Row) -> str:
     rows = []
     for source in sources:
-        name = source["name"]
         versions = {p.get("torch") or source["torch"] for p in source["programs"]}
         gpus = sorted({p["gpu"] for p in source["programs"]})
-        where = source["repository"]
         rows.append(
             [
-                f"{name}: {source['title']}, [{where}](https://github.com/{where})",
-                mends["stated"].get(name, source["stated"]),
+                source["name"],
+                mends["stated"].get(source["name"], source["stated"]),
                 f"{', '.join(gpus)}; torch {', '.join(sorted(versions, key=_number))}",
-                *cells(first[name]),
-                *cells(last[name]),
             ]
         )
+    return markdown(["source", "its GPU and torch, as stated", "run as"], rows)
+
+
+def _counts(sources: list[Row], first: Any, last: Any, results: dict[str, Row]) -> list[str]:
+    rows = []
+    for source in sources:
+        name, where = source["name"], source["repository"]
+        link = f"{name}: [{where}](https://github.com/{where})"
+        rows.append([link, *cells(first[name]), *cells(last[name])])
     whole = [{k: v for rows in found.values() for k, v in rows.items()} for found in (first, last)]
-    rows.append(["all", "", "", *cells(whole[0]), *cells(whole[1])])
-    head = ["source", "its GPU and torch, as stated", "run as"]
+    rows.append(["all", *cells(whole[0]), *cells(whole[1])])
+    head = ["source"]
     for run_name in ("first run", "corrected"):
         head += [f"{run_name}: allocated", "reserved", "verdicts"]
     ran = {name: word for name, word in whole[0].items() if word != "missing"}
@@ -429,7 +460,7 @@ def main() -> None:
             print(f"{name}: {row['code']}, {row['seconds']} s", file=sys.stderr, flush=True)
             into.write_text(written(results), encoding="utf-8")
     if args.what == "table":
-        print(page(args.files))
+        print(details(args.files))
 
 
 if __name__ == "__main__":

@@ -241,7 +241,7 @@ def cost(commands: dict[str, list[str]], environ: dict[str, str], args: Any) -> 
 
 
 def soak(refreshes: int) -> int:
-    from gpuprobe.api.monitor import Monitor
+    from gpuprobe.probes.monitor import Monitor
     from gpuprobe.tui.monitor.app import TopApp
 
     class Churning:

@@ -1,13 +1,12 @@
 """What a report of many ranks costs, reading included: CPU time and memory.
 
-    python benchmarks/fleet_report.py [--jobs 64x1000,1024x1000] [--keep FOLDER] [--packed]
+    python benchmarks/fleet_report.py [--jobs 64x1000,1024x1000] [--keep FOLDER]
 
 Makes a recording with the project's own writer for each job (ranks x steps), then runs ``gpuprobe
 report`` on it in a separate process. Every step has five phases, each with a window of one GPU;
 one rank loads its data slowly and one holds more memory, and the report has to name both. Prints
 CPU seconds (user and system) and peak resident memory of that process, and the lines it printed.
-``--keep`` leaves the recordings in a folder, where the next run finds them; ``--packed`` measures
-the packed recording too.
+``--keep`` leaves the recordings in a folder, where the next run finds them.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from gpuprobe.api.recordings import pack
 from gpuprobe.model.memory import AllocatorCounts, Category
 from gpuprobe.model.run.recording import RankRecording
 from gpuprobe.model.run.session import (
@@ -132,36 +130,23 @@ def main() -> None:
     )
     parser.add_argument("--jobs", default="64x1000,1024x1000")
     parser.add_argument("--keep", type=Path)
-    parser.add_argument("--packed", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.keep or Path(scratch)
         folder.mkdir(exist_ok=True)
-        print(
-            f"{'ranks':>6} {'steps':>6} {'':<9} {'MiB':>6} {'CPU s':>7} {'RSS MiB':>8} {'lines':>6}"
-        )
+        print(f"{'ranks':>6} {'steps':>6} {'MiB':>6} {'CPU s':>7} {'RSS MiB':>8} {'lines':>6}")
         for job in options.jobs.split(","):
             ranks, steps = map(int, job.split("x"))
             path = written(folder / f"job-{ranks}x{steps}.gpuprobe", ranks, steps)
             size = sum(file.stat().st_size for file in path.iterdir())
-            inputs = [("", path, size)]
-            if options.packed:
-                packed = path.with_suffix(".parquet")
-                if not packed.exists():
-                    pack(path, packed)
-                inputs.append(("packed", packed, packed.stat().st_size))
-            printed = []
-            for what, where, size in inputs:
-                spent, memory, lines = report(where)
-                printed.append(lines)
-                print(
-                    f"{ranks:>6} {steps:>6} {what:<9} {size >> 20:>6} {spent:>7.2f} "
-                    f"{memory >> 20:>8} {len(lines):>6}"
-                )
-                named = " ".join(" ".join(lines).split())
-                assert f"rank {FULL} peaks highest" in named
-                assert f"rank {SLOW} is the one the others wait for" in named
-            assert all(lines == printed[0] for lines in printed)
+            spent, memory, lines = report(path)
+            print(
+                f"{ranks:>6} {steps:>6} {size >> 20:>6} {spent:>7.2f} "
+                f"{memory >> 20:>8} {len(lines):>6}"
+            )
+            named = " ".join(" ".join(lines).split())
+            assert f"rank {FULL} peaks highest" in named
+            assert f"rank {SLOW} is the one the others wait for" in named
 
 
 if __name__ == "__main__":

@@ -250,8 +250,9 @@ y = x * 2
 
 
 def _known(folder: Path) -> Uses:
-    from gpuprobe.api.hazards import compare_known, read_known
     from gpuprobe.api.views import read_hazards
+    from gpuprobe.gate.files import read_known
+    from gpuprobe.hazards.findings.known import compare as compare_known
 
     findings = read_hazards(hostile_mutations.RECORDED / "hazards.json").findings
     script = folder / "race.py"

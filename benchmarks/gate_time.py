@@ -2,7 +2,7 @@
 
     python benchmarks/gate_time.py [--every N] [--only TEXT] [--json FILE [--resume]]
 
-Each costly change of the frozen set is checked as a user does it, by separate processes:
+Each costly edit of `benchmarks/gate_cases` is checked as a user does it, by separate processes:
 
 * ``once``: `gpuprobe check --no-blame --repeat 1`, which runs the program one time. It is what a
   check that passes costs.
@@ -31,8 +31,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.gate_cases.frozen.case import SCRIPT, Case, changed, files_of, write
-from benchmarks.gate_cases.frozen.cases import COSTLY
+from benchmarks.gate_cases import SCRIPT, Case, cases
 
 BAR = 3.0
 WAYS = {"once": ("--no-blame", "--repeat", "1"), "check": ("--no-blame",), "blame": ()}
@@ -54,14 +53,14 @@ def times(case: Case, baselines: dict[str, bytes]) -> dict[str, tuple[float, flo
     """Of each way, for one change. ``baselines``: of programs that are measured already."""
     gpuprobe = [sys.executable, "-m", "gpuprobe"]
     with tempfile.TemporaryDirectory(prefix="gate-time-") as name:
-        folder = Path(name)
-        write(folder, files_of(case.program))
+        folder = Path(name) / case.program
+        case.write(folder)
         baseline = folder / "memory.json"
         if case.program not in baselines:
             update = ["baseline", "update", SCRIPT, "--gpu", "a100-40gb", "--baseline"]
             seconds([*gpuprobe, *update, str(baseline)], folder, 0)
             baselines[case.program] = baseline.read_bytes()
-        write(folder, changed(case))
+        case.apply(folder)
         baseline.write_bytes(baselines[case.program])
         check = [*gpuprobe, "check", "--baseline", str(baseline)]
         return {way: seconds([*check, *more], folder, 1) for way, more in WAYS.items()}
@@ -79,9 +78,10 @@ def main() -> int:
     if options.resume and options.json.exists():
         found = json.loads(options.json.read_text())
     baselines: dict[str, bytes] = {}
-    for name in [name for name in COSTLY if options.only in name][:: options.every]:
+    costly = {case.name: case for case in cases() if case.lines and options.only in case.name}
+    for name in list(costly)[:: options.every]:
         if name not in found:
-            found[name] = times(COSTLY[name], baselines)
+            found[name] = times(costly[name], baselines)
             if options.json:
                 options.json.write_text(json.dumps(found))
         row = {way: used for way, (used, _) in found[name].items()}

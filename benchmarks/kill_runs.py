@@ -221,7 +221,8 @@ def one_run(number: int, *, seed: int, gpu: str, baseline: str) -> Outcome:
 
 def make_baseline(gpu: str, folder: Path) -> str:
     """The baseline of a run that came to its end."""
-    from gpuprobe.api.check import recorded, write_baseline
+    from gpuprobe.api.check import recorded
+    from gpuprobe.gate.files import write_baseline
 
     (folder / "train.py").write_text(SCRIPT)
     os.waitpid(start("trace", gpu, 0, 1, folder, "8"), 0)

@@ -64,7 +64,7 @@ def _top(folder: Path) -> Any:
 
 
 def _replayed(folder: Path) -> Any:
-    from gpuprobe.api.monitor import ReplayedLog
+    from gpuprobe.recording.monitor_log import ReplayedLog
     from gpuprobe.tui.monitor.app import TopApp
 
     path = RECORDED / "readings.jsonl"
@@ -73,7 +73,7 @@ def _replayed(folder: Path) -> Any:
 
 def _view(name: str) -> Callable[[Path], Any]:
     def make(folder: Path) -> Any:
-        from gpuprobe.api.live import Followed
+        from gpuprobe.recording.load import Followed
         from gpuprobe.tui.viewer.app import ViewApp
 
         return ViewApp(Followed(RECORDED / name), interval=0.05, demo="8xh100")
@@ -86,7 +86,7 @@ def _snapshot(folder: Path) -> Any:
 
     from snapshot_samples import modern
 
-    from gpuprobe.api.live import Followed
+    from gpuprobe.recording.load import Followed
     from gpuprobe.tui.viewer.app import ViewApp
 
     path = folder / "s.pickle"

@@ -29,7 +29,7 @@ import serving_logs
 
 MODEL: Final = "meta-llama/Llama-3.1-8B-Instruct"
 OPTIONS: Final = ("--max-model-len", "8192", "--gpu-memory-utilization", "0.95")
-SEARCH: Final = ("--input-len", "2000", "--output-len", "500")
+SEARCH: Final = ("--input-len", "2000", "--output-len", "500", "--suggest")
 RESULTS = Path(__file__).with_name("serving_cost.json")
 _INTERVAL_S: Final = 0.5
 

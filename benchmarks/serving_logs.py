@@ -382,7 +382,7 @@ FIGURES: Final = ("weights", "activation", "kv_cache", "tokens", "graphs")
 
 
 def page() -> str:
-    """The results as Markdown: means of both halves, then each log."""
+    """The errors as Markdown: means of both halves, and of the start-ups from other sources."""
     rows = compared()
     left_out = [log for log in logs() if why_not(log)]
     missing = f"{len(left_out)} need files of their models. " if left_out else ""
@@ -390,7 +390,7 @@ def page() -> str:
         f"{len(rows)} of {len(logs())} logs were run. {missing}"
         "Errors in percent: mean of the absolute ones, and the largest.",
         "",
-        "| half | logs | weights | activation peak | KV cache, GiB | KV cache, tokens | graphs "
+        "| logs | number | weights | activation peak | KV cache, GiB | KV cache, tokens | graphs "
         "| starts or fails as logged |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
@@ -399,18 +399,26 @@ def page() -> str:
         ("held out, several GPUs", [row for row in rows if row["held_out"] and _several(row)]),
         ("used, one GPU", [row for row in rows if not row["held_out"] and not _several(row)]),
         ("used, several GPUs", [row for row in rows if not row["held_out"] and _several(row)]),
+        ("other sources, vLLM 0.6 to 0.24", compared_other()),
+        ("other sources, vLLM 0.25 to 0.31", compared_newer()),
     ):
-        if half:
-            cells = [_summary([row[figure] for row in half]) for figure in FIGURES]
-            right = sum(row["verdict"] for row in half)
-            text.append(f"| {title} | {len(half)} | {' | '.join(cells)} | {right} of {len(half)} |")
-    text += [
-        "",
+        cells = [_summary([row.get(figure) for row in half]) for figure in FIGURES]
+        right = sum(row["verdict"] for row in half)
+        text.append(f"| {title} | {len(half)} | {' | '.join(cells)} | {right} of {len(half)} |")
+    later = [row["later"] for row in compared_other() if "later" in row]
+    text += ["", f"Tokens of {len(later)} second starts from other sources: {_summary(later)}."]
+    return "\n".join(text) + "\n"
+
+
+def details() -> str:
+    """`page`, then each log, as Markdown."""
+    text = [
+        page(),
         "| log | half | weights | activation peak | KV cache, GiB | KV cache, tokens | CUDA graphs "
         "| result |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for row in rows:
+    for row in compared():
         cells = ["–" if row[key] is None else f"{row[key]:+.2f}" for key in FIGURES]
         half = "held out" if row["held_out"] else "used"
         logged, ours = _verdict(row["log"]["started"]), _verdict(row["found"]["started"])
@@ -559,7 +567,7 @@ def main() -> None:
     elif args.command == "run":
         run(args.python, args.match or [""], args.warm)
     else:
-        sys.stdout.write(page())
+        sys.stdout.write(details())
         print(f"median {median(row['found']['seconds'] for row in compared())} s", file=sys.stderr)
 
 

@@ -459,7 +459,7 @@ def dashboard(run: Run, folder: Path) -> None:
 
 def read_on(path: str) -> None:
     """The other process of `dashboard`: reads until its stdin ends, and at least once."""
-    from gpuprobe.api.live import Followed
+    from gpuprobe.recording.load import Followed
 
     print("ready", flush=True)
     ended = threading.Event()

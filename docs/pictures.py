@@ -172,7 +172,7 @@ from pathlib import Path
 
 del os.environ["NO_COLOR"]  # set for the other commands of a page
 
-from gpuprobe.api.live import Followed
+from gpuprobe.recording.load import Followed
 from gpuprobe.tui.viewer.app import ViewApp
 from gpuprobe.tui.viewer.trace import TracePane
 
@@ -203,7 +203,7 @@ from pathlib import Path
 
 del os.environ["NO_COLOR"]
 
-from gpuprobe.api.monitor import Monitor
+from gpuprobe.probes.monitor import Monitor
 from gpuprobe.tui.monitor.app import TopApp
 
 

@@ -22,9 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import foreign_page
 import rules_page
-from gpu_table import gpu_tables
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -174,8 +172,9 @@ def json_documents() -> str:
         "report": "`report`, `view RECORDING`",
         "runs": "`view`",
         "serving": "`estimate -- vllm …`",
+        "gpus": "`estimate --gpus …`",
         "serving-fit": "`fit -- vllm …`",
-        "written": "`baseline`, `pack`",
+        "written": "`baseline`",
     }
     rows = []
     for file, documents in schemas.FILES.items():
@@ -528,7 +527,8 @@ def gate_metrics() -> str:
         "| --- | --- | --- | --- |",
     ]
     rows += [
-        f"| `{name}` | {_GATE_METRICS[name]} | {tolerance.text(unit)} "
+        f"| `{name}` | {_GATE_METRICS[name]} "
+        f"| {'–' if name == 'step_time' else tolerance.text(unit)} "
         f"| {IGNORED.get(name, tolerance).text(unit)} |"
         for name, (unit, tolerance) in METRICS.items()
     ]
@@ -566,6 +566,32 @@ def results_of(benchmark: str, *arguments: str) -> str:
     return text
 
 
+def gpus() -> str:
+    """The GPU catalogue; `gpuprobe/catalogue/gpus.json` has where each figure was read."""
+    from gpuprobe.catalogue.file import built_in
+    from gpuprobe.model.text import human_bytes
+    from gpuprobe.model.values import Unavailable
+
+    rows = []
+    for model in built_in():
+        cache = model.L2_cache_size
+        low, high = (value / (1 << 20) for value in model.context)
+        rows.append(
+            (
+                ", ".join(f"`{name}`" for name in (model.name, *model.aliases)),
+                model.title,
+                f"{model.total_memory:,}",
+                f"{model.major}.{model.minor}",
+                str(model.multi_processor_count),
+                "unknown" if isinstance(cache, Unavailable) else human_bytes(cache),
+                f"{low:.0f} to {high:.0f} MiB",
+                f"{model.cublas_workspace_bytes:,}",
+            )
+        )
+    head = ("name", "title", "memory, bytes", "capability", "SMs", "L2 cache", "context")
+    return table((*head, "cuBLAS workspace, bytes"), rows)
+
+
 SECTIONS: dict[str, Callable[[], str]] = {
     "blind-truth": partial(results_of, "blind_truth"),
     "blind-truth-second": partial(results_of, "blind_truth", "second"),
@@ -584,11 +610,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "json-documents": json_documents,
     "python-api": python_api,
     "trace-columns": trace_columns,
-    "gpus": lambda: gpu_tables(table),
-    "foreign-figures": lambda: foreign_page.figures(table),
-    "foreign-families": lambda: foreign_page.families(table),
-    "foreign-exceptions": lambda: foreign_page.exceptions(table),
-    "foreign-programs": lambda: foreign_page.programs(table),
+    "gpus": gpus,
     "hazard-rules": hazard_rules,
     "keys-top": lambda: key_table("gpuprobe.tui.monitor.keys", "KEYS"),
     "keys-view": lambda: key_table("gpuprobe.tui.viewer.screen", "PANE_KEYS", "VIEW_KEYS"),

@@ -15,6 +15,8 @@ from hypothesis import HealthCheck, settings
 # by spinning, so that on a machine with as many workers as cores a program takes two to four times
 # the processor time with two threads each.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Likewise, torch's compiler starts a process for each core, each of which imports torch.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 # Properties are judged by what they find, never by how long a busy machine takes to find it. The
 # same examples in each run: a change fails by its own doing. `make properties` draws new ones.

@@ -1,4 +1,4 @@
-"""The programs of the corpus: each a function of a device that trains a few steps.
+"""Programs of other people's making: each a function of a device that trains a few steps.
 
 A program returns its losses, as numbers or as tensors on the device. Programs of one family
 share what they import, which takes longer than they do: a worker imports it once, and forks.
@@ -7,13 +7,13 @@ share what they import, which takes longer than they do: a worker imports it onc
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-CORPUS = HERE / "corpus.txt"
+LIST = HERE / "programs.txt"
 MODULES = (
     "adaptation",
     "audio",
@@ -25,7 +25,6 @@ MODULES = (
     "reinforcement",
     "sequences",
     "trainers",
-    "scripts",
 )
 """Modules of `libraries` that register programs."""
 
@@ -38,39 +37,34 @@ class Program:
     family: str
     imports: tuple[str, ...]
     train: Callable[[str], Any]
-    needs: str = ""
-    """A file outside the corpus that the program is read from; "" where it is all here."""
 
 
 REGISTERED: dict[str, Program] = {}
 
 
-def program(
-    name: str, *imports: str, needs: str = ""
-) -> Callable[[Callable[[str], Any]], Callable[[str], Any]]:
+def program(name: str, *imports: str) -> Callable[[Callable[[str], Any]], Callable[[str], Any]]:
     """Register a function as a program. Its family is the part before the first ``/``."""
 
     def register(function: Callable[[str], Any]) -> Callable[[str], Any]:
         family = name.split("/")[0]
-        REGISTERED[name] = Program(name, family, imports or (family,), function, needs)
+        REGISTERED[name] = Program(name, family, imports or (family,), function)
         return function
 
     return register
 
 
 def names() -> list[str]:
-    """All names of the corpus, in the order in which they were frozen."""
-    lines = CORPUS.read_text(encoding="utf-8").splitlines()
+    """All names of ``programs.txt``, in the order in which they were frozen."""
+    lines = LIST.read_text(encoding="utf-8").splitlines()
     return [line.split("#")[0].strip() for line in lines if line.split("#")[0].strip()]
 
 
-def families(requested: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """Families of the corpus with their programs; of these names, or of all."""
+def families() -> dict[str, list[str]]:
+    """The names, by family."""
     found: dict[str, list[str]] = {}
     for name in names():
-        if not requested or any(name == each or name.startswith(f"{each}/") for each in requested):
-            found.setdefault(name.split("/")[0], []).append(name)
-    yield from found.items()
+        found.setdefault(name.split("/")[0], []).append(name)
+    return found
 
 
 def load(name: str) -> Program:

@@ -234,8 +234,7 @@ def main(argv: list[str]) -> int:
                 program = load(name)
                 for module in program.imports:
                     importlib.import_module(module)
-                missing = program.needs and not Path(program.needs).exists()
-                unable = f"needs {program.needs}" if missing else ""
+                unable = ""
                 for module in OURS:
                     importlib.import_module(module)
                 gc.collect()

@@ -5,8 +5,8 @@ Plain torch. What differs from the published programs: attention of the first Fl
 (FlashAttention-2, arXiv 2307.08691, figures 4 to 6); a fused cross-entropy is a softmax in place,
 one pass over the logits more. FSDP as Composer configures it: a unit for each block, all-gather
 and reduce-scatter in each micro-batch, the next unit gathered after the gradients of the one
-before. Its trainer computes two metrics of the logits in each micro-batch (``--metrics``), as far as
-the fitted rows show: without them what is missing is proportional to the logits. Rows of
+before. Its trainer computes two metrics of the logits in each micro-batch (``--metrics``), as far
+as the fitted rows show: without them what is missing is proportional to the logits. Rows of
 mosaicml-examples with activation checkpointing are 1.25 times as slow as those without, as if each
 block ran forward a third time (``--checkpointing 2``); its reason is unknown.
 

@@ -240,9 +240,9 @@ def fit(
         list[int], Parameter("simulate one of this many processes; of several, choose one")
     ] = [1],  # noqa: B006
     rank: Rank = [0],  # noqa: B006
-    suggestions: Annotated[
+    suggest: Annotated[
         bool, Parameter("also estimate changes to the run that save memory")
-    ] = True,
+    ] = False,
 ) -> object:
     """Find the largest batch size, or another number, with which a script fits on a GPU. Executes
     the script about a dozen times on a simulated GPU.
@@ -262,7 +262,7 @@ def fit(
         ranks=ranks,
         rank=_one_or_several(rank),
         assume=assume,
-        suggest=suggestions,
+        suggest=suggest,
         notify=notify,
     )
 

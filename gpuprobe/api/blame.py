@@ -327,6 +327,8 @@ class Blaming:
 
     def _cause(self, metric: MetricResult, tried: Tried, at: int) -> Cause:
         hunks = [self._change.hunks[number] for number in tried.hunks]
+        if metric.unit == "ns":  # the line that takes the time comes before those it needs
+            hunks.sort(key=lambda hunk: _first_in(hunk, metric.causes))
         place = place_of(hunks[0], self._change, metric.causes)
         text = f"reverting {place} ({described(hunks[0])})"
         if len(hunks) > 1:
@@ -342,7 +344,8 @@ class Blaming:
             text += ", more than the growth, because other changes save memory"
         largest = next((row for row in metric.rows or () if row.delta > 0), None)
         if not at and largest is not None and largest.key != place and largest.key[0] != "(":
-            text += f"; most of the growth is allocated at {largest.key}"
+            verb = _VERBS.get(metric.unit, "made")
+            text += f"; most of the growth is {verb} at {largest.key}"
         return Cause(text, place, tried.saved)
 
     def _not_found(self, metric: MetricResult, found: Found, order: Sequence[int]) -> MetricResult:
@@ -434,6 +437,21 @@ def without_trials(result: CheckResult, change: _Change | str, reason: str) -> C
 
 def _file_and_line(place: str) -> str:
     return place.partition(" in ")[0]
+
+
+_VERBS: Final = {"bytes": "allocated", "ns": "spent"}
+"""What a line does with a metric's unit; calls are made."""
+
+
+def _first_in(hunk: Hunk, causes: Sequence[Cause]) -> int:
+    """The index of the first cause whose line is in the hunk; their number if none is."""
+    for at, cause in enumerate(causes):
+        known = parse_place(cause.place)
+        if not isinstance(known, Place) or known.file != hunk.file:
+            continue
+        if hunk.start <= known.line < hunk.end:
+            return at
+    return len(causes)
 
 
 def place_of(hunk: Hunk, change: _Change, causes: Sequence[Cause] = ()) -> str:

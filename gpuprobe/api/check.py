@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuprobe.analysis.baseline import (
-    METRICS,
     MODELLED,
     SIMULATED,
     Baseline,
@@ -31,18 +30,12 @@ from gpuprobe.analysis.baseline import (
     with_repeats,
 )
 from gpuprobe.analysis.baseline.check import MeasuredRun, not_compared
-from gpuprobe.api.render import render
 from gpuprobe.errors import DataError, MissingExtra, ProgramFailed, UsageError
 from gpuprobe.gate.files import (
-    ensure_writable,
     read_baseline,
-    replaced_baseline,
-    write_baseline,
-    write_runs,
 )
 from gpuprobe.gate.history import BaselineHistory, history
-from gpuprobe.gate.plan import CheckPlan, baseline_path, chosen_runs, is_recorded, plan, tolerances
-from gpuprobe.gate.project import ProjectSettings, read_project
+from gpuprobe.gate.plan import CheckPlan, is_recorded
 from gpuprobe.gate.sources import (
     OpenedFiles,
     below,
@@ -61,39 +54,6 @@ if TYPE_CHECKING:
     from gpuprobe.model.findings import Finding
     from gpuprobe.model.run.recording import Recording
     from gpuprobe.sampler.hooks.precision import PrecisionWatch
-
-__all__ = [
-    "METRICS",
-    "SIMULATED",
-    "Baseline",
-    "CheckPlan",
-    "CheckResult",
-    "ProjectSettings",
-    "Tolerance",
-    "baseline_path",
-    "check",
-    "chosen_runs",
-    "compare",
-    "compare_as_planned",
-    "compare_test",
-    "ensure_writable",
-    "measure",
-    "measure_apart",
-    "measure_as_planned",
-    "plan",
-    "read_baseline",
-    "read_project",
-    "recorded",
-    "refuse_modelled",
-    "replaced_baseline",
-    "tolerances",
-    "with_modules",
-    "without_ignored",
-    "without_texts",
-    "write_baseline",
-    "write_findings",
-    "write_runs",
-]
 
 
 def check(
@@ -589,16 +549,17 @@ def write_findings(
     written.
     """
     from gpuprobe.reporters.ci.annotations import checkout
+    from gpuprobe.reporters.ci.junit import write as write_junit
+    from gpuprobe.reporters.ci.sarif import write as write_sarif
     from gpuprobe.reporters.json import check as check_json
 
     found = check_json.findings(*results)
     if sarif is not None:
         with sarif.open("w", encoding="utf-8") as stream:
             repository = checkout(os.environ, root)
-            options = {"root": root, "elsewhere": baseline, "repository": repository}
-            render(found, "sarif", stream, **options)
+            write_sarif(found, stream, root, elsewhere=baseline, repository=repository)
     if junit is not None:
         with junit.open("w", encoding="utf-8") as stream:
             passed = check_json.passed(*results)
-            render(found, "junit", stream, suite="memory", passed=passed)
+            write_junit(found, stream, suite="memory", passed=passed)
     return found

@@ -1,4 +1,4 @@
-"""The GPUs of this machine with their state and processes, and the GPUs of the catalogue."""
+"""The GPUs of this machine, with their state and processes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from gpuprobe.model.machine.devices import Device, Inventory
 
 if TYPE_CHECKING:
-    from gpuprobe.catalogue.gpu_model import GpuModel
     from gpuprobe.probes.base import Detail
 
 
@@ -18,24 +17,6 @@ def devices() -> list[Device]:
     Empty without GPUs and without a driver: `inventory` distinguishes the two.
     """
     return list(inventory().devices)
-
-
-def known_gpus() -> tuple[GpuModel, ...]:
-    """The GPUs that can be simulated: name, title, memory in bytes and more. The user's own entries
-    are read from the files that the environment variable ``GPUPROBE_GPUS`` names.
-
-    Raises ConfigError for such a file that cannot be used.
-    """
-    from gpuprobe.catalogue.gpus import all_models
-
-    return all_models()
-
-
-def demo_fleets() -> dict[str, str]:
-    """The simulated fleets that ``demo`` accepts: name to a description in one line."""
-    from gpuprobe.testing import fleets
-
-    return fleets()
 
 
 def inventory(

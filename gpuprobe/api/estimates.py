@@ -23,6 +23,7 @@ from gpuprobe.errors import (
 if TYPE_CHECKING:
     from gpuprobe.model.plans.estimate import Estimate
     from gpuprobe.model.plans.fit import Fit
+    from gpuprobe.model.plans.gpu_table import GpuTable
     from gpuprobe.model.plans.links import Links
     from gpuprobe.native.session import EngineOptions, NativeMeasurement
     from gpuprobe.planning.peers import Job
@@ -220,6 +221,35 @@ def estimate_program(
         return attempt(compute, within).estimate
     found = estimate_with(compute, attempt, again)
     return _suggested(found, start, {**order, "rank": rank}, alternatives, notify, suggest)
+
+
+def estimate_on_gpus(
+    program: Program,
+    gpus: str,
+    *,
+    prices: Mapping[str, float] = {},
+    steps: int = 3,
+    compute: str = "auto",
+    conf: str | None = None,
+    ranks: int = 1,
+    rank: int | Sequence[int] | str = 0,
+    assume: Sequence[str] = (),
+    link: str = "",
+    per_node: int = 0,
+    notify: Callable[[str], None] = lambda text: None,
+) -> GpuTable:
+    """`estimate_program` on each of several GPUs, in one table: names separated by commas, or
+    ``"all"`` of the catalogue. ``prices``: of an hour, by the GPU's name; under ``""`` that of all
+    others. A GPU on which there is no estimate has a row with the reason.
+
+    Raises ConfigError for an unknown GPU, UsageError for a price of one that is not among them.
+    """
+    require_torch("an estimate runs the training step")
+    from gpuprobe.planning.gpu_table import estimate_table
+
+    order = {"steps": steps, "compute": compute, "conf": conf, "ranks": ranks, "rank": rank}
+    order.update(assume=[*assume], link=link, per_node=per_node)
+    return estimate_table(program, gpus, prices, order, notify)
 
 
 def _suggested(
@@ -539,7 +569,7 @@ def fit_program(
     ranks: int | Sequence[int] = 1,
     rank: int | Sequence[int] | str = 0,
     assume: Sequence[str] = (),
-    suggest: bool = True,
+    suggest: bool = False,
     max_seconds: float = 600.0,
     notify: Callable[[str], None] = lambda text: None,
 ) -> Fit:

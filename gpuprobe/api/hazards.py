@@ -10,40 +10,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuprobe.api.render import render
 from gpuprobe.errors import MissingExtra, UsageError
-from gpuprobe.gate.files import (
-    clear_rank_file,
-    ensure_replaceable,
-    ensure_writable,
-    merged_hazards,
-    read_known,
-    write_known,
-)
-from gpuprobe.hazards.findings.known import compare as compare_known
 from gpuprobe.patching import open_at_exit
 
 if TYPE_CHECKING:
     from gpuprobe.hazard_watch.results import FindingsSoFar
     from gpuprobe.hazard_watch.source import EventSource
-    from gpuprobe.hazards.findings.code import Patch as Patch
-    from gpuprobe.hazards.findings.known import KnownFinding as KnownFinding
-    from gpuprobe.hazards.findings.results import Hazards as Hazards
-
-__all__ = [
-    "allow_sync",
-    "clear_rank_file",
-    "compare_known",
-    "declare_access",
-    "detect_hazards",
-    "ensure_replaceable",
-    "ensure_writable",
-    "findings_so_far",
-    "merged_hazards",
-    "read_known",
-    "write_hazards",
-    "write_known",
-]
+    from gpuprobe.hazards.findings.code import Patch
+    from gpuprobe.hazards.findings.results import Hazards
 
 DEFAULT_GPU = "h100-80gb"
 _source: EventSource | None = None  # of the check in progress
@@ -168,20 +142,29 @@ def write_hazards(
     from gpuprobe.hazards.findings.code import patch_of
     from gpuprobe.model.io.files import new_file
     from gpuprobe.reporters.ci.annotations import checkout
+    from gpuprobe.reporters.ci.junit import write as write_junit
+    from gpuprobe.reporters.ci.sarif import write as write_sarif
+    from gpuprobe.reporters.json.hazards import write as write_json
 
     known = None if found.comparison is None else found.comparison.known
     new = found.races if found.comparison is None else found.comparison.new
     root = str(Path.cwd())
-    addresses = {"elsewhere": elsewhere, "repository": checkout(os.environ, root), "root": root}
-    files: tuple[tuple[Path | None, str, object, dict[str, object]], ...] = (
-        (sarif, "sarif", found.findings, {"known": known, **addresses}),
-        (junit, "junit", new, {"suite": "hazards", "known": known or ()}),
-        (json, "json", found, {}),
-    )
-    for path, form, result, options in files:
+
+    def sarif_to(stream: io.StringIO) -> None:
+        repository = checkout(os.environ, root)
+        where = {"root": root, "elsewhere": elsewhere, "repository": repository}
+        write_sarif(found.findings, stream, known=known, failed=found.failed, **where)
+
+    def junit_to(stream: io.StringIO) -> None:
+        write_junit(new, stream, suite="hazards", known=known or (), failed=found.failed)
+
+    def json_to(stream: io.StringIO) -> None:
+        write_json(found, stream)
+
+    for path, write in ((sarif, sarif_to), (junit, junit_to), (json, json_to)):
         if path is not None:
             text = io.StringIO()
-            render(result, form, text, failed=found.failed, **options)
+            write(text)
             with new_file(path, force=True) as file:
                 file.write(text.getvalue().encode("utf-8"))
     if patch is None:

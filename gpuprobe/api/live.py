@@ -4,89 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpuprobe.analysis.completeness import missing_of
 from gpuprobe.analysis.growth import Forecast, forecast_of_steps
-from gpuprobe.analysis.inspection.lives import BlockLife
 from gpuprobe.analysis.inspection.steps import (
-    Insight,
     RankFacts,
-    StepPeak,
-    insight,
     rank_facts,
-    step_peak,
-)
-from gpuprobe.analysis.inspection.trace import (
-    GROUPINGS,
-    BlockInfo,
-    Group,
-    Kind,
-    TraceInspector,
-    TraceRef,
-    TraceState,
-    folded,
-    open_traces,
-    trace_refs,
 )
 from gpuprobe.analysis.peak.high_water import Share
-from gpuprobe.analysis.peak.needs import NOT_TRACED
 from gpuprobe.analysis.peak.peaks import window_of
-from gpuprobe.analysis.placement import all_findings
 from gpuprobe.analysis.repeats import RepeatedShare, share_groups
-from gpuprobe.analysis.trace.frames import is_plumbing, is_user_frame, short_name
 from gpuprobe.api.devices import inventory
 from gpuprobe.model.machine.process import Neighbours
 from gpuprobe.model.report import ShareRow
 from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.values import ReadStatus, Unavailable
 from gpuprobe.probes.memory import neighbours_of
-from gpuprobe.recording.load import Followed
-from gpuprobe.recording.reader import Excerpt, excerpt
 from gpuprobe.recording.running import is_alive
-from gpuprobe.reporters.sections.parts import Line as Sentence
-from gpuprobe.reporters.sections.parts import Section
-from gpuprobe.reporters.sections.watch import Surroundings, now_sections, ranks_section
+from gpuprobe.reporters.sections.watch import ranks_section
 from gpuprobe.reporters.terminal import Style
 from gpuprobe.reporters.text.draw import draw
-
-__all__ = [
-    "GROUPINGS",
-    "NOT_TRACED",
-    "BlockInfo",
-    "BlockLife",
-    "Excerpt",
-    "Followed",
-    "Forecast",
-    "Group",
-    "Insight",
-    "Kind",
-    "Neighbours",
-    "Section",
-    "Sentence",
-    "Share",
-    "StepPeak",
-    "Surroundings",
-    "TraceInspector",
-    "TraceRef",
-    "TraceState",
-    "all_findings",
-    "excerpt",
-    "facts_of_ranks",
-    "folded",
-    "groups_of",
-    "insight",
-    "is_plumbing",
-    "is_running",
-    "is_user_frame",
-    "missing_of",
-    "neighbours",
-    "now_sections",
-    "open_traces",
-    "out_of_memory",
-    "rank_lines",
-    "short_name",
-    "step_peak",
-    "trace_refs",
-]
 
 
 def is_running(rank: RankRecording) -> bool:

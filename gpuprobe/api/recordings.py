@@ -25,7 +25,6 @@ __all__ = [
     "diff",
     "hang",
     "load",
-    "pack",
     "replay",
     "report",
     "scale",
@@ -79,32 +78,6 @@ def load_to_report(path: str | os.PathLike[str]) -> Recording:
         from gpuprobe.recording.load import load
 
         return load(path, child)
-
-
-def pack(
-    recording: str | os.PathLike[str],
-    to: str | os.PathLike[str] | None = None,
-    *,
-    force: bool = False,
-) -> Path:
-    """Pack a recording (a directory) into one Parquet file, which `load` and every command read as
-    they read the directory, and other programs query.
-
-    ``to`` is by default the recording's path with the suffix ``.parquet``. Returns the file's path.
-    Raises UsageError if it exists (unless ``force``) or cannot be written, MissingExtra without
-    pyarrow (extra ``fleet``), and what `load` raises.
-    """
-    from gpuprobe.errors import UsageError
-    from gpuprobe.model.io.files import new_file
-    from gpuprobe.recording.many.packed import write_packed
-
-    where = Path(recording)
-    if not where.exists():
-        raise UsageError(f"no such directory: {where}")
-    target = where.with_suffix(".parquet") if to is None else Path(to)
-    with new_file(target, force) as stream:
-        write_packed(where, stream, str(where))
-    return target
 
 
 def scale(*recordings: Recording | str | os.PathLike[str], work: str = "step") -> Scaling:

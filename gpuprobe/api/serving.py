@@ -159,7 +159,7 @@ def fit_serving(
     *,
     input_len: int = 0,
     output_len: int = 0,
-    suggest: bool = True,
+    suggest: bool = False,
     notify: Callable[[str], None] = lambda text: None,
 ) -> ServingFit | None:
     """Find out how far a deployment goes, by starts of vLLM as in `estimate_serving`: the first of

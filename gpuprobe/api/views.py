@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-from gpuprobe.api.render import CheckResults, render
 from gpuprobe.errors import DataError, GpuprobeError, UsageError
 from gpuprobe.model.io.files import new_file, read_text
 
@@ -42,9 +41,8 @@ def write_report(
 
     found, problems = tracks(recording)
     with new_file(path, force) as stream:
-        render(
+        html_report.write(
             summary(recording, top=html_report.ROWS, whole=True),
-            "html",
             _text(stream),
             tracks=found,
             trees=_trees(recording),
@@ -86,6 +84,7 @@ def write_diff(before: Recording, after: Recording, path: StrPath, *, force: boo
     """
     from gpuprobe.analysis.inspection.tracks import tracks
     from gpuprobe.api.recordings import diff
+    from gpuprobe.reporters.html import report as html_report
 
     changes = diff(before, after)
     sides = []
@@ -95,7 +94,7 @@ def write_diff(before: Recording, after: Recording, path: StrPath, *, force: boo
         sides.append((name, found))
         problems += [f"{name}: {problem}" for problem in unread]
     with new_file(path, force) as stream:
-        render(changes, "html", _text(stream), tracks=sides, problems=problems)
+        html_report.write_diff(changes, _text(stream), tracks=sides, problems=problems)
     return Path(path)
 
 
@@ -103,8 +102,10 @@ def write_check(*results: CheckResult, path: StrPath, title: str = "memory check
     """Write checks against baselines as one HTML page that needs nothing else; replaces the page
     of an earlier check. Raises UsageError if it cannot be written.
     """
+    from gpuprobe.reporters.html import report as html_report
+
     with new_file(path, True) as stream:
-        render(CheckResults(results), "html", _text(stream), title=title)
+        html_report.write_check(*results, stream=_text(stream), title=title)
     return Path(path)
 
 
@@ -188,7 +189,8 @@ def write_flamegraph(
 
 def write_perfetto(recording: Recording, path: StrPath, *, force: bool = False) -> tuple[Path, ...]:
     """Write the traces as Chrome trace JSON for ui.perfetto.dev; gzipped for a name in ``.gz``.
-    Operations with other ranks are included for the steps in which they were recorded one by one.
+    Operations with other ranks are included for the steps in which they were recorded one by one,
+    and the predicted course of a step, if its work was recorded.
 
     The file contains all ranks. Returns its path. Raises UsageError as `write_flamegraph` does,
     DataError if there is neither a trace nor such an operation.
@@ -196,7 +198,9 @@ def write_perfetto(recording: Recording, path: StrPath, *, force: bool = False) 
     from gpuprobe.analysis.communication import detailed_steps
     from gpuprobe.analysis.launches import counted_steps
     from gpuprobe.model.run.communication import records_of
+    from gpuprobe.model.values import Unavailable
     from gpuprobe.reporters.viewers import perfetto
+    from gpuprobe.step_time.recorded import timeline_of
 
     communication = [
         perfetto.RankCommunication(
@@ -214,6 +218,12 @@ def write_perfetto(recording: Recording, path: StrPath, *, force: bool = False) 
         for rank in recording.ranks
     ]
     launches = [one for one in launches if one.steps]
+    courses = ((rank.session.rank, timeline_of(rank)) for rank in recording.ranks)
+    predicted = [
+        perfetto.PredictedStep(rank, *course)
+        for rank, course in courses
+        if not isinstance(course, Unavailable)
+    ]
     ranks = recording.ranks if communication else _ranks_with_traces(recording)
     several = len(recording.ranks) > 1
     traces = (
@@ -228,53 +238,23 @@ def write_perfetto(recording: Recording, path: StrPath, *, force: bool = False) 
             # No name and no time in the header: the same recording gives the same bytes.
             with gzip.GzipFile("", "wb", 6, stream, mtime=0) as packed:
                 text = _text(packed)
-                perfetto.write_ranks(traces, text, communication=communication, launches=launches)
+                perfetto.write_ranks(
+                    traces,
+                    text,
+                    communication=communication,
+                    launches=launches,
+                    predicted=predicted,
+                )
                 text.flush()
         else:
             perfetto.write_ranks(
-                traces, _text(stream), communication=communication, launches=launches
+                traces,
+                _text(stream),
+                communication=communication,
+                launches=launches,
+                predicted=predicted,
             )
     return (Path(path),)
-
-
-def write_chakra(recording: Recording, path: StrPath, *, force: bool = False) -> tuple[Path, ...]:
-    """Write the communication of a step as Chakra execution traces. ``path`` is the prefix of their
-    names, ``NAME.RANK.et``, and of the table of groups, ``NAME.groups.json``.
-
-    The step is the last complete one of the first rank whose operations were recorded one by one.
-    Returns the paths. Raises UsageError if one of the files exists (unless ``force``) or cannot be
-    written, DataError if no rank has such a step.
-    """
-    from gpuprobe.analysis.communication import detailed_step
-    from gpuprobe.model.run.communication import records_of
-    from gpuprobe.reporters.viewers import chakra
-
-    chosen: int | None = None
-    steps = {}
-    for rank in recording.ranks:
-        step = detailed_step(rank, chosen)
-        if step is not None:
-            chosen = step.index
-            steps[rank.session.rank] = (step, rank.session.virtual, records_of(step.exchanges))
-    if not steps:
-        raise DataError(
-            f"{recording.path} has no operations with other ranks",
-            hint="record several ranks: torchrun --nproc-per-node 2 -m gpuprobe run …, or "
-            "gpuprobe estimate --ranks 2 --output …",
-        )
-    groups = chakra.groups_of(records for _, _, records in steps.values())
-    name = os.fspath(path)
-    written = [Path(f"{name}.groups.json")]
-    with new_file(written[0], force) as stream:
-        chakra.write_groups(groups, _text(stream))
-    for number, (step, simulated, records) in steps.items():
-        where = Path(f"{name}.{number}.et")
-        with new_file(where, force) as stream:
-            chakra.write(
-                records, number, groups, stream, start_ns=step.start_ns, timed=not simulated
-            )
-        written.append(where)
-    return tuple(written)
 
 
 def write_snapshot(recording: Recording, path: StrPath, *, force: bool = False) -> tuple[Path, ...]:
@@ -311,11 +291,6 @@ VIEWS: dict[str, View] = {
     "flamegraph": View(write_flamegraph, "FILE.html", "the peak as a flame graph"),
     "perfetto": View(write_perfetto, "FILE.json[.gz]", "the trace for ui.perfetto.dev"),
     "snapshot": View(write_snapshot, "FILE.pickle", "a torch memory snapshot for torch's viewer"),
-    "chakra": View(
-        write_chakra,
-        "NAME",
-        "the communication of a step as Chakra execution traces NAME.RANK.et, for simulators",
-    ),
 }
 """The formats of ``gpuprobe report``, by option."""
 
@@ -383,9 +358,12 @@ def annotations_of(
     the folder ``project``; findings without a place are at the file ``elsewhere``. ``failed``: how
     the program failed.
     """
-    from gpuprobe.reporters.ci.annotations import Places
+    from gpuprobe.reporters.ci.annotations import Places, write_github, write_gitlab
 
     stream = io.StringIO()
     places = Places.of(os.environ, project)
-    render(findings, service, stream, places=places, elsewhere=elsewhere, failed=failed)
+    if service == "github":
+        write_github(findings, stream, places, failed=failed)
+    else:
+        write_gitlab(findings, stream, places, elsewhere, failed=failed)
     return stream.getvalue()

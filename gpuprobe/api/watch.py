@@ -26,7 +26,6 @@ from gpuprobe.errors import (
 )
 from gpuprobe.model.run.session import BlindSpot
 from gpuprobe.model.text import visible
-from gpuprobe.sampler.hooks.wrapping import in_context
 
 if TYPE_CHECKING:
     from gpuprobe.hazard_watch.results import FindingsSoFar
@@ -38,14 +37,13 @@ if TYPE_CHECKING:
     from gpuprobe.native.session import NativeSession
     from gpuprobe.recording.writer import RecordingWriter
     from gpuprobe.sampler.base import Sink
-    from gpuprobe.sampler.program import Program as Program
-    from gpuprobe.sampler.recorder import Recorder as Recorder
+    from gpuprobe.sampler.program import Program
+    from gpuprobe.sampler.recorder import Recorder
 
 __all__ = [
     "RunResult",
     "as_rank",
     "default_output",
-    "in_context",
     "own_traceback",
     "program",
     "rank_count",

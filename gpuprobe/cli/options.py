@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from gpuprobe.api.render import FORMATS, formats_of
+from gpuprobe.api.render import DRAWN, render
 from gpuprobe.cli import output, stderr
 from gpuprobe.errors import ProgramFailed, UsageError
 from gpuprobe.model.io.descriptors import KeptDescriptor, LostDescriptor
@@ -55,6 +55,19 @@ def amount(text: str) -> float:
     return number
 
 
+def prices(text: str) -> dict[str, float]:
+    """The prices in ``2.5`` (of all GPUs, under the name "") or ``t4=0.35,l4=0.8``. Raises
+    ArgumentTypeError.
+    """
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        name, equals, value = part.rpartition("=")
+        if bool(equals) != bool(name.strip()) or (not equals and len(text.split(",")) > 1):
+            raise argparse.ArgumentTypeError(f"expected GPU=PRICE, found {part!r}")
+        found[name.strip()] = amount(value)
+    return found
+
+
 def positives(text: str) -> list[int]:
     """Whole numbers from 1. Raises ArgumentTypeError."""
     return [positive(part.strip()) for part in text.split(",")]
@@ -89,24 +102,30 @@ def add_top(parser: argparse.ArgumentParser, default: int) -> None:
     )
 
 
-def add_formats(parser: argparse.ArgumentParser, result: str, **texts: str) -> None:
-    """An option for each output format of a type of result; ``texts`` replaces help texts, by
-    format.
+def add_json(parser: argparse.ArgumentParser, text: str = "print one JSON document") -> None:
+    parser.add_argument("--json", action="store_true", help=text)
+
+
+def add_formats(
+    parser: argparse.ArgumentParser, *more: str, json: str = "print one JSON document"
+) -> None:
+    """The options of a command that prints sections: ``--json``, and the formats of `DRAWN` that
+    all such commands have, and those in ``more``. ``json`` is the first one's help.
     """
-    for name, form in formats_of(result).items():
-        parser.add_argument(f"--{name}", action="store_true", help=texts.get(name, form.help))
+    add_json(parser, json)
+    for name, form in DRAWN.items():
+        if form.everywhere or name in more:
+            parser.add_argument(f"--{name}", action="store_true", help=form.help)
 
 
 def format_of(args: argparse.Namespace) -> str:
     """The output format that the options of `add_formats` select, ``"text"`` without one."""
-    return next((name for name in FORMATS if getattr(args, name, False)), "text")
+    return next((name for name in ("json", *DRAWN) if getattr(args, name, False)), "text")
 
 
 def render_written(args: argparse.Namespace, files: Sequence[Path]) -> None:
     """With ``--json``, print the files that a command has written as a document."""
     if args.json:
-        from gpuprobe.api.render import render
-
         render(WrittenFiles(tuple(str(file.absolute()) for file in files)), "json", sys.stdout)
 
 
@@ -150,12 +169,12 @@ class Listed(argparse.Action):
 
 def _gpus() -> list[tuple[str, str]]:
     """The GPUs of the catalogue, with their memory and title."""
-    from gpuprobe.api.devices import known_gpus
+    from gpuprobe.catalogue.gpus import all_models
     from gpuprobe.model.text import human_bytes, visible
 
     return [
         (gpu.name, f"{human_bytes(gpu.total_memory):>9}  {visible(gpu.title)}")
-        for gpu in known_gpus()
+        for gpu in all_models()
     ]
 
 

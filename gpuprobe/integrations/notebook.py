@@ -25,7 +25,7 @@ from gpuprobe.code_origin import name_of
 from gpuprobe.errors import EnvironmentUnavailable, TooLate, UsageError
 
 if TYPE_CHECKING:
-    from gpuprobe.api.hazards import Hazards
+    from gpuprobe.hazards.findings.results import Hazards
     from gpuprobe.model.plans.estimate import Estimate
     from gpuprobe.model.run.recording import Recording
 

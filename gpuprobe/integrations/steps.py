@@ -9,10 +9,11 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gpuprobe.api.watch import as_rank, default_output, in_context, record
+from gpuprobe.api.watch import as_rank, default_output, record
+from gpuprobe.sampler.hooks.wrapping import in_context
 
 if TYPE_CHECKING:
-    from gpuprobe.api.watch import Recorder
+    from gpuprobe.sampler.recorder import Recorder
 
 
 __all__ = ["TrainingRecording", "watch_steps"]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from gpuprobe.errors import MissingExtra, UsageError
@@ -28,13 +27,39 @@ from gpuprobe.probes.memory import waterfall
 if TYPE_CHECKING:
     from gpuprobe.probes.base import Detail, DeviceSource, SourceView
 
-# name -> (module, class, the package's name on PyPI, the extra that installs it).
-_SOURCES: dict[str, tuple[str, str, str, str]] = {
-    "nvml": ("gpuprobe.probes.nvml.source", "NvmlSource", "pynvml", ""),
-    "cuda": ("gpuprobe.probes.cuda_driver", "CudaDriverSource", "", ""),
-    "torch": ("gpuprobe.probes.torch_cuda", "TorchSource", "torch", "torch"),
-    "pycuda": ("gpuprobe.probes.pycuda_source", "PycudaSource", "pycuda", "pycuda"),
+
+def _nvml() -> DeviceSource:
+    from gpuprobe.probes.nvml.source import NvmlSource
+
+    return NvmlSource()
+
+
+def _cuda() -> DeviceSource:
+    from gpuprobe.probes.cuda_driver import CudaDriverSource
+
+    return CudaDriverSource()
+
+
+def _torch() -> DeviceSource:
+    from gpuprobe.probes.torch_cuda import TorchSource
+
+    return TorchSource()
+
+
+def _pycuda() -> DeviceSource:
+    from gpuprobe.probes.pycuda_source import PycudaSource
+
+    return PycudaSource()
+
+
+_SOURCES: dict[str, Callable[[], DeviceSource]] = {
+    "nvml": _nvml,
+    "cuda": _cuda,
+    "torch": _torch,
+    "pycuda": _pycuda,
 }
+_OF_EXTRAS = ("torch", "pycuda")
+"""The sources whose package is installed by the extra of that name."""
 
 
 class DeviceWatch:
@@ -76,13 +101,13 @@ class DeviceWatch:
 
                 stack.enter_context(fake_fleet(self._demo))
             for name in self._names:
-                module, kind, package, extra = _SOURCES[name]
-                source: DeviceSource = getattr(import_module(module), kind)()
-                if extra and name in self._required and not source.status().available:
+                source = _SOURCES[name]()
+                required = name in self._required and name in _OF_EXTRAS
+                if required and not source.status().available:
                     from importlib.util import find_spec
 
-                    if find_spec(package) is None:
-                        raise MissingExtra(package, extra, why=f"--source {name}")
+                    if find_spec(name) is None:
+                        raise MissingExtra(name, name, why=f"--source {name}")
                 if hasattr(source, "close"):  # only NVML has something to release
                     stack.callback(source.close)
                 self._sources.append(source)

@@ -12,7 +12,7 @@ from gpuprobe.errors import ConfigError
 if TYPE_CHECKING:
     import pytest
 
-    from gpuprobe.api.check import Tolerance
+    from gpuprobe.analysis.baseline import Tolerance
 
 __all__ = ["Limits", "limits_of", "size_of"]
 
@@ -93,7 +93,8 @@ def _regression(amount: object) -> dict[str, Tolerance] | None:
         return None
     from dataclasses import replace
 
-    from gpuprobe.api.check import METRICS, tolerances
+    from gpuprobe.analysis.baseline import METRICS
+    from gpuprobe.gate.plan import tolerances
 
     found = tolerances([f"{name}={amount}" for name in ("peak_allocated", "peak_reserved")])
     # Reserved memory changes in whole segments: a small share of a small test is less than one.

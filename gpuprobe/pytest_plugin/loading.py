@@ -27,8 +27,8 @@ class RequestedGpu(NamedTuple):
 
 def requested_gpu(config: pytest.Config) -> RequestedGpu:
     """The GPU by the options and the project's settings. Raises ConfigError for an unknown one."""
-    from gpuprobe.api.check import read_project
     from gpuprobe.api.simulated_gpu import check_gpu
+    from gpuprobe.gate.project import read_project
 
     option: str = config.known_args_namespace.gpuprobe_gpu
     name = option or read_project(config.rootpath).gpu or "h100-80gb"

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     import pytest
     from torch import Tensor
 
+    from gpuprobe.analysis.baseline import Baseline
     from gpuprobe.api.blame import BlameOptions
-    from gpuprobe.api.check import Baseline, CheckPlan
-    from gpuprobe.api.hazards import Hazards
+    from gpuprobe.gate.plan import CheckPlan
+    from gpuprobe.hazards.findings.results import Hazards
 
 __all__ = ["Devices", "Meter"]
 
@@ -65,7 +66,7 @@ class Devices:
         """Give the process its GPUs. Raises MissingExtra without torch, and what
         `gpuprobe.virtual_gpu` raises.
         """
-        from gpuprobe.api.check import SIMULATED
+        from gpuprobe.analysis.baseline import SIMULATED
         from gpuprobe.api.simulated_gpu import has_gpu, virtual_gpu
 
         if not self._gpu.option and has_gpu():
@@ -298,14 +299,8 @@ class Meter:
             yield f"{count} implicit synchronisations, at most {most} allowed: {places}"
 
     def _regression(self) -> Iterator[str]:
-        from gpuprobe.api.check import (
-            compare,
-            compare_test,
-            read_baseline,
-            with_modules,
-            without_texts,
-            write_baseline,
-        )
+        from gpuprobe.api.check import compare, compare_test, with_modules, without_texts
+        from gpuprobe.gate.files import read_baseline, write_baseline
 
         config = self._item.config
         path = self._file()
@@ -351,7 +346,7 @@ class Meter:
 
     def _trial(self) -> CheckPlan:
         """The command that runs this test alone, in a copy of the project."""
-        from gpuprobe.api.check import CheckPlan
+        from gpuprobe.gate.plan import CheckPlan
 
         config = self._item.config
         arguments = ["--rootdir", str(config.rootpath), "-p", "no:cacheprovider"]

@@ -16,15 +16,14 @@ from gpuprobe.recording.snapshot.child import PendingRead
 
 
 def load(path: str | os.PathLike[str], pending: PendingRead | None = None) -> Recording:
-    """Read a recording (a directory, or a ``.parquet`` file of ``gpuprobe pack``) or a torch memory
-    snapshot (a ``.pickle`` file).
+    """Read a recording (a directory) or a torch memory snapshot (a ``.pickle`` file).
 
     A snapshot is parsed, never executed: nothing in it can run; ``pending`` is one that a process
     reads already. A recording may still be being written; what is on disk by now is read.
 
     Raises UsageError if the path does not exist, NotARecording if it is something else,
     UnsupportedSchema if a newer major version wrote it, SnapshotError and DataError if it is
-    damaged or cannot be read, MissingExtra if a packed one needs pyarrow.
+    damaged or cannot be read.
     """
     where = Path(path)
     try:
@@ -34,10 +33,7 @@ def load(path: str | os.PathLike[str], pending: PendingRead | None = None) -> Re
             return recording
         if where.is_file():
             refuse_stream(where)
-            if is_packed(where):
-                from gpuprobe.recording.many.packed import PackedFile  # only for packed ones
-
-                return PackedFile(where).recording()
+            _refuse_packed(where)
             # Deferred: most recordings are directories, which need no snapshot reader.
             from gpuprobe.recording.snapshot.load import read_snapshot
 
@@ -53,10 +49,16 @@ def load(path: str | os.PathLike[str], pending: PendingRead | None = None) -> Re
     )
 
 
-def is_packed(path: Path) -> bool:
-    """Whether a file begins as Parquet files do, which no pickle does. Raises OSError."""
+def _refuse_packed(path: Path) -> None:
+    """Raise NotARecording for a Parquet file, to which development versions could pack a recording.
+    Raises OSError.
+    """
     with open_regular(path) as file:
-        return file.read(4) == b"PAR1"
+        if file.read(4) == b"PAR1":
+            raise NotARecording(
+                f"{path} is a Parquet file: packed recordings are no longer read",
+                hint="read the directory that it was packed from; the column data has its lines",
+            )
 
 
 def refuse_stream(path: Path) -> None:

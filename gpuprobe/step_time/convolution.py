@@ -9,12 +9,10 @@ from gpuprobe.model.run.work import Work, WorkKind
 from gpuprobe.model.values import Unavailable
 from gpuprobe.step_time import matmul
 from gpuprobe.step_time.price import Factors, Price, Priced, PriceSource
-from gpuprobe.step_time.speeds import Speeds
+from gpuprobe.step_time.speeds import Speeds, element_bytes
 
 _OVER_PRODUCT: Final = 1.25
-_CHANNELS_LAST: Final = 1.1
-"""Time over that of the product, on tensor cores: indices and borders, and unless channels are last
-in memory the conversion of the layout. Estimated."""
+"""Time over that of the product, on tensor cores: indices and borders."""
 _FACTORS: Final = Factors(0.55, 2.2)
 _PLAIN: Final = 1.05
 _PLAIN_FACTORS: Final = Factors(0.6, 1.8)
@@ -51,8 +49,8 @@ def price(work: Work, speeds: Speeds, kernels: int) -> Priced | Unavailable:
     if isinstance(priced, Unavailable):
         return priced
     moved = (work.read + work.written) / (_REACH * speeds.bandwidth)
-    over, factors = _over(work, kernel)
-    seconds = max(priced.price.expected * passes * over, moved)
+    over, factors = _over(work.dtype, kernel)
+    seconds = max(priced.price.expected * passes * over, moved) + _around(work, speeds)
     seconds += matmul.START * max(0, kernels - 1)
     if groups > 1 or channels < 16:
         factors = factors.wider(_FEW_CHANNELS)
@@ -61,11 +59,36 @@ def price(work: Work, speeds: Speeds, kernels: int) -> Priced | Unavailable:
     return Priced(expected, line)
 
 
-def _over(work: Work, kernel: int) -> tuple[float, Factors]:
+def _around(work: Work, speeds: Speeds) -> float:
+    """Seconds of the passes before and after the kernels that multiply.
+
+    In half precision these take and make channels last: other tensors are transposed before and
+    after, read and written once each (NVIDIA's "Convolutional Layers User's Guide", Tensor Layouts
+    In Memory). A bias is added to the result where it is, and its gradient is a sum of the
+    result's: torch calls cuDNN without it (aten/src/ATen/native/Convolution.cpp).
+    """
+    moved = 0.0
+    if work.dtype in _HALF and work.sizes[5] == 1 and not work.variant.startswith("channels last"):
+        moved += 2 * (work.read + work.written)
+    if work.variant.endswith("bias"):
+        batch, _, out_channels, positions, _, _ = work.sizes
+        if work.kind is WorkKind.CONVOLUTION:
+            moved += 2 * work.written
+        else:
+            moved += batch * out_channels * positions * element_bytes(work.dtype)
+    return moved / (_PASSES * speeds.bandwidth)
+
+
+_HALF: Final = ("float16", "bfloat16")
+_PASSES: Final = 0.8
+"""Of the bandwidth: a little less than that of pointwise kernels (`traffic`)."""
+
+
+def _over(dtype: str, kernel: int) -> tuple[float, Factors]:
     """Time over that of the product, and its range."""
-    if work.dtype not in ("float32", "float64"):
-        return (_CHANNELS_LAST if work.variant == "channels last" else _OVER_PRODUCT), _FACTORS
-    if kernel == 9 and work.dtype == "float32":
+    if dtype not in ("float32", "float64"):
+        return _OVER_PRODUCT, _FACTORS
+    if kernel == 9 and dtype == "float32":
         return _WINOGRAD, _WINOGRAD_FACTORS
     return _PLAIN, _PLAIN_FACTORS
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Final
 
 from gpuprobe.model.plans.step_time import (
@@ -22,7 +24,7 @@ from gpuprobe.model.run.work import Action, StepWork, Work, WorkKind, WorkPlace,
 from gpuprobe.model.values import Nanoseconds, Unavailable
 from gpuprobe.step_time.price import Price, PriceSource
 from gpuprobe.step_time.prices import Prices
-from gpuprobe.step_time.replay import Costs, Resource, TaskSpan, Task, play, tasks_of
+from gpuprobe.step_time.replay import Costs, Resource, Task, TaskSpan, play, tasks_of
 
 MOST_LEFT_OUT: Final = 0.05
 """Of the bytes of a step, or of its floating-point operations, without a price: with more there is
@@ -60,7 +62,7 @@ def predict(
     """
     if not step.complete:
         return Unavailable("the step made more calls than are kept")
-    tasks = tasks_of(step)
+    tasks = with_exchanges(tasks_of(step))
     priced = _priced(tasks, prices, per_node)
     if isinstance(priced, Unavailable):
         return priced
@@ -84,7 +86,7 @@ def predict(
         high_ns=max(slow, expected),
         gpu_ns=Nanoseconds(sum(_ns(span.end - span.start) for span in gpu)),
         measured=_measured(priced, gpu),
-        bounds=_bounds(parts, expected),
+        bounds=_bounds(_limits(parts, _waits(spans)), expected),
         **_tables(step, parts, tasks, expected),
         flops=flops,
         used=_used(tasks, expected * 1e-9, prices),
@@ -93,6 +95,92 @@ def predict(
         left_out=priced.left_out,
         sources=tuple(prices.provenance),
     )
+
+
+def with_exchanges(tasks: Sequence[Task]) -> list[Task]:
+    """The tasks, with the sends and receipts of one call that has as many of each as there are
+    ranks as the exchange among all that they are: torch makes all-to-alls of them, by which the
+    experts of a mixture get their tokens.
+    """
+    joined: list[Task] = []
+    at = 0
+    while at < len(tasks):
+        task = tasks[at]
+        end = at
+        names: Counter[str] = Counter()
+        sent = 0
+        while end < len(tasks) and (work := _peer_work(tasks[end], task)) is not None:
+            names[work.variant] += 1
+            sent += work.read if work.variant == "Send" else 0
+            end += 1
+        work = task.work
+        if work is not None and names and set(names.values()) == {work.sizes[0]} and len(names) > 1:
+            joined.append(replace(task, work=replace(work, variant="AlltoAll", read=sent)))
+            at = end
+        else:
+            joined.extend(tasks[at : max(end, at + 1)])
+            at = max(end, at + 1)
+    return joined
+
+
+def _peer_work(task: Task, first: Task) -> Work | None:
+    """The work of a send or receipt of the same call as the first one."""
+    if task.action is not Action.COLLECTIVE or task.work is None:
+        return None
+    same = (task.stream, task.operator) == (first.stream, first.operator)
+    return task.work if same and task.work.variant in _PEERS else None
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineSpan:
+    """Something that runs in a predicted step: nanoseconds since it began. ``track``: ``host``, or
+    a stream as ``cuda:0/7``.
+    """
+
+    start_ns: int
+    end_ns: int
+    track: str
+    name: str
+    work: Work | None
+    place: WorkPlace | None
+
+
+def timeline(
+    step: StepWork, prices: Prices, *, per_node: int = 8
+) -> list[TimelineSpan] | Unavailable:
+    """The expected course of a step in a loop of equal ones, in order of start. The host may issue
+    it before the GPU has done the step before. Raises DataError for damaged columns.
+    """
+    tasks = tasks_of(step)
+    priced = _priced(tasks, prices, per_node)
+    if isinstance(priced, Unavailable):
+        return priced
+    devices = [name.partition("/")[0] for name in step.streams]
+    spans, _ = _played(priced, devices, prices, 1.0, 1)
+    if not spans[-1]:
+        return Unavailable("the step does nothing on a GPU")
+    began = min(span.start for span in spans[-1])
+    _, at = unpack(step.operators, "operators")
+    found = []
+    for span in sorted(spans[-1], key=lambda span: span.start):
+        task = tasks[span.task]
+        on_host = span.resource is Resource.HOST
+        what = task.action.name.lower().replace("_", " ")
+        if task.work is not None:
+            what = _name(task.work) if task.work.kind is not WorkKind.COPY else task.work.variant
+        if task.action is Action.COLLECTIVE and task.work is not None:
+            what = task.work.variant
+        found.append(
+            TimelineSpan(
+                _ns(span.start - began),
+                _ns(span.end - began),
+                "host" if on_host else step.streams[task.stream],
+                what,
+                task.work,
+                step.places[at[task.operator - 1]] if task.operator else None,
+            )
+        )
+    return found
 
 
 def _ns(seconds: float) -> Nanoseconds:
@@ -114,7 +202,7 @@ def _calls(tasks: Sequence[Task]) -> Iterable[Task]:
 def _priced(tasks: Sequence[Task], prices: Prices, per_node: int) -> _Priced | Unavailable:
     known: dict[tuple[Work | None, int], Price | Unavailable] = {}
     by_task: list[Price | None] = []
-    missing: Counter[str] = Counter()
+    missing: dict[str, Counter[str]] = {}
     without_bytes = without_flops = every_byte = every_flop = 0.0
     on_host: Counter[str] = Counter()
     for task in tasks:
@@ -146,7 +234,7 @@ def _priced(tasks: Sequence[Task], prices: Prices, per_node: int) -> _Priced | U
         every_byte += bytes_ / each
         every_flop += flops / each
         if isinstance(price, Unavailable):
-            missing[f"{_name(work)}: {price.reason}"] += 1
+            missing.setdefault(price.reason, Counter())[_name(work)] += 1
             without_bytes += bytes_ / each
             without_flops += flops / each
             by_task.append(None)
@@ -156,14 +244,13 @@ def _priced(tasks: Sequence[Task], prices: Prices, per_node: int) -> _Priced | U
             if each == 1
             else Price(price.low / each, price.expected / each, price.high / each, price.source)
         )
-    rows = tuple(
-        f"{count:,} launches of {text}" if count > 1 else f"a launch of {text}"
-        for text, count in missing.most_common()
-    )
+    rows = tuple(_missing_text(names, reason) for reason, names in missing.items())
+    unknown = sum(names[_name(None)] for names in missing.values())  # of unknown bytes, too
+    known_launches = sum(price is not None for price in by_task)
     if (
         without_bytes > MOST_LEFT_OUT * every_byte
         or without_flops > MOST_LEFT_OUT * every_flop
-        or (len(rows) and not any(by_task))
+        or unknown > MOST_LEFT_OUT * (unknown + known_launches)
     ):
         return Unavailable(f"no price for a large part of the step: {'; '.join(rows[:3])}")
     if on_host:
@@ -171,14 +258,25 @@ def _priced(tasks: Sequence[Task], prices: Prices, per_node: int) -> _Priced | U
     return _Priced(tasks, by_task, rows)
 
 
+def _missing_text(names: Counter[str], reason: str) -> str:
+    """``51 launches (mm, addmm): why they have no price``."""
+    count = names.total()
+    listed = [name for name, _ in names.most_common(_MOST_NAMES)]
+    more = f" and {len(names) - len(listed)} more" if len(names) > len(listed) else ""
+    return f"{count:,} launch{'es' * (count > 1)} ({', '.join(listed)}{more}): {reason}"
+
+
+_MOST_NAMES: Final = 3
+
+
 def _name(work: Work | None) -> str:
     return "a kernel" if work is None else work.operator.removeprefix("aten::")
 
 
 def _host_text(on_host: Counter[str]) -> str:
-    size = on_host["bytes"] / 2**20
+    count, size = on_host["operators"], on_host["bytes"] / 2**20
     return (
-        f"{on_host['operators']:,} operators on tensors of the CPU ({size:,.0f} MiB): how long "
+        f"{count:,} operator{'s' * (count > 1)} on tensors of the CPU ({size:,.0f} MiB): how long "
         "they take depends on the machine's processor"
     )
 
@@ -319,6 +417,38 @@ def _fill(
         if now < end:
             rest.append((now, end))
     return rest
+
+
+def _waits(spans: list[list[TaskSpan]]) -> list[tuple[float, float]]:
+    """When the host waits for the GPU, in order."""
+    host = sorted(
+        (span.start, span.end) for step in spans for span in step if span.resource is Resource.HOST
+    )
+    return [(end, start) for (_, end), (start, _) in pairwise(host) if start > end]
+
+
+def _limits(parts: Sequence[_Part], waits: Sequence[tuple[float, float]]) -> list[_Part]:
+    """The parts by what the step would have to be faster at. What the GPU does before it waits for
+    a launch is bound by launches, too, since the host last waited for the GPU: if it ended sooner,
+    the GPU would only wait for longer.
+    """
+    ends = [end for _, end in waits]
+    limits: list[_Part] = []
+    busy: list[_Part] = []
+    for part in sorted(parts, key=lambda part: part.start):
+        if part.bound != HOST:
+            busy.append(part)
+            continue
+        at = bisect_right(ends, part.end)
+        free = ends[at - 1] if at else 0.0  # the host ran without a wait from then on
+        for earlier in busy:
+            if earlier.start < free:
+                limits.append(replace(earlier, end=min(earlier.end, free)))
+            if earlier.end > free:
+                limits.append(replace(earlier, start=max(earlier.start, free), bound=HOST))
+        busy = []
+        limits.append(part)
+    return [*limits, *busy]
 
 
 def _bounds(parts: Sequence[_Part], total: Nanoseconds) -> tuple[BoundShare, ...]:

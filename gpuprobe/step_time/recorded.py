@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 from functools import lru_cache
+from pathlib import Path
 from typing import Final
 
 from gpuprobe.model.plans.step_time import StepTime
 from gpuprobe.model.run.recording import RankRecording
+from gpuprobe.model.run.work import StepWork
 from gpuprobe.model.values import Unavailable
-from gpuprobe.step_time.predict import predict
-from gpuprobe.step_time.prices import prices
+from gpuprobe.step_time.predict import TimelineSpan, predict, timeline
+from gpuprobe.step_time.prices import Prices, prices
 from gpuprobe.step_time.speeds import all_speeds
 
 _NODE: Final = 8  # GPUs of a node, if nothing else is known: of NVIDIA's DGX and HGX systems
@@ -28,23 +31,59 @@ def step_time_of(
     on each node, by default up to 8. ``network``: GB/s of each GPU's network adapter, 0 if there is
     none. Raises DataError for a damaged recording.
     """
-    known = [step for step in rank.steps if not isinstance(step.work, Unavailable)]
+    found = _step_and_prices(rank, gpu, network)
+    if isinstance(found, Unavailable):
+        return found
+    index, work, of_gpu = found
+    return predict(work, index, of_gpu, per_node=per_node or _per_node(rank))
+
+
+def timeline_of(rank: RankRecording) -> tuple[str, list[TimelineSpan]] | Unavailable:
+    """The GPU's name, and the course of the step whose time `step_time_of` predicts."""
+    found = _step_and_prices(rank, "", 0.0)
+    if isinstance(found, Unavailable):
+        return found
+    _, work, of_gpu = found
+    spans = timeline(work, of_gpu, per_node=_per_node(rank))
+    return spans if isinstance(spans, Unavailable) else (of_gpu.name, spans)
+
+
+def _per_node(rank: RankRecording) -> int:
+    return min(max(1, rank.session.world_size), _NODE)
+
+
+def _step_and_prices(
+    rank: RankRecording, gpu: str, network: float
+) -> tuple[int, StepWork, Prices] | Unavailable:
+    """The last whole step with work: its index and work, and the prices of its GPU."""
+    known = [
+        (step.index, step.ended_by, step.work)
+        for step in rank.steps
+        if not isinstance(step.work, Unavailable)
+    ]
     if not known:
         return NO_WORK
-    whole = [step for step in known if step.ended_by != "end"]
+    whole = [(index, work) for index, ended_by, work in known if ended_by != "end"]
     if not whole:
         return Unavailable("no step is complete")
-    step = whole[-1]
-    assert not isinstance(step.work, Unavailable)
     names = {gpu} if gpu else _recorded_gpus(rank)
     if len(names) != 1:
         return Unavailable("the GPU of the recording is unknown" if not names else _SEVERAL)
     name = names.pop()
     of_gpu = prices(name if gpu else _named().get(name, name), network)
-    if isinstance(of_gpu, Unavailable):
-        return of_gpu
-    world = max(1, rank.session.world_size)
-    return predict(step.work, step.index, of_gpu, per_node=per_node or min(world, _NODE))
+    return of_gpu if isinstance(of_gpu, Unavailable) else (*whole[-1], of_gpu)
+
+
+@lru_cache(maxsize=1)
+def prices_digest() -> str:
+    """What predictions depend on apart from the program: this package's code and its tables, as 12
+    digits. Times of different ones are not comparable.
+    """
+    digest = hashlib.blake2b(digest_size=6)
+    for path in sorted(Path(__file__).parent.iterdir()):
+        if path.suffix in (".py", ".json"):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 _SEVERAL: Final = "the process uses GPUs of several kinds"

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import torch
 from torch._ops import OpOverload
+from torch.nn.parameter import is_lazy
 
 from gpuprobe.model.run.work import Work, WorkKind
 from gpuprobe.torch_support.kernels import runs_kernel, takes_shape
@@ -53,8 +54,8 @@ _LIBRARIES: Final = (
     "_scaled_grouped_mm",
 )
 """Operators of libraries whose work depends on more than sizes, by the begin of their names."""
-_REDUCTIONS: Final = frozenset(("linalg_vector_norm", "linalg_vector_norm_out"))
-"""Names that begin so, of torch's own kernels."""
+_OWN: Final = frozenset(("linalg_vector_norm", "linalg_vector_norm_out", "linalg_cross"))
+"""Of those, operators with torch's own kernels: reductions, and a pointwise one."""
 
 
 _MOST: Final = 50_000  # kinds of calls that are remembered: sizes may differ in every step
@@ -83,7 +84,9 @@ class OperatorWork:
 def _key(values: Iterable[Any]) -> tuple[Any, ...]:
     key: list[Any] = []
     for value in values:
-        if isinstance(value, _Tensor):
+        if is_lazy(value):  # of a lazy module: it has no shape
+            key.append(type(value))
+        elif isinstance(value, _Tensor):
             layout = value.layout
             key.append(
                 (value.shape, value.stride(), value.dtype, value.is_cuda)
@@ -120,11 +123,13 @@ def _work(
     tensors = [t for value in given.values() for t in _tensors(value)]
     results = _tensors(result)
     operator = op._schema.name
+    if any(is_lazy(t) for t in (*tensors, *results)):
+        return None
     if not any(t.is_cuda for t in (*tensors, *results)):
         on_host = [t for t in (*tensors, *results) if t.layout is torch.strided and t.is_cpu]
         size = sum(map(size_of, on_host))
         return Work(operator, WorkKind.HOST, read=size) if size > _SMALL else None
-    library = name.startswith(_LIBRARIES) and name not in _REDUCTIONS
+    library = name.startswith(_LIBRARIES) and name not in _OWN
     if library or any(t.layout is not torch.strided for t in (*tensors, *results)):
         return Work(operator, WorkKind.OTHER, _dtype(tensors, results))
     read, written = _moved(op, name, given, results)
@@ -188,6 +193,9 @@ def _moved(
     op: OpOverload, name: str, given: _Arguments, results: list[torch.Tensor]
 ) -> tuple[int, int]:
     """Bytes of the GPU's memory that are read and written."""
+    if name == "all_gather_copy_in":  # of FSDP: to this rank's part of a buffer for all ranks
+        size = sum(size_of(t) for t in _tensors(given["all_gather_inputs"]) if t.is_cuda)
+        return size, size
     read = written = 0
     changed = False
     first = True
@@ -295,15 +303,21 @@ def _convolution(
         WorkKind.CONVOLUTION if forward else WorkKind.CONVOLUTION_BACKWARD,
         _product_dtype(x, convolution=True),
         (x.shape[0], *channels, outputs, kernel, groups),
-        "channels last" if x.dim() == 4 and _channels_last(x) else "",
+        _convolution_variant(x, given, forward=forward),
         flops * times,
         read,
         written,
     )
 
 
-def _channels_last(tensor: torch.Tensor) -> bool:
-    return tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()
+def _convolution_variant(x: torch.Tensor, given: _Arguments, *, forward: bool) -> str:
+    words = []
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
+    if last is not None and x.is_contiguous(memory_format=last):
+        words.append("channels last")
+    if given.get("bias") is not None if forward else given["output_mask"][2]:
+        words.append("bias")
+    return ", ".join(words)
 
 
 def _attention_of(implementation: str, *, backward: bool, heads_first: bool) -> _Made:

@@ -112,7 +112,7 @@ def test_signatures_have_the_names_of_the_options() -> None:
     from gpuprobe.agents.tools import parameters
     from gpuprobe.cli.parser import command_parser
 
-    renamed = {"arguments": "args", "suggestions": "no_suggestions", "sources": "source"}
+    renamed = {"arguments": "args", "sources": "source"}
     commands = {"hazards": "run", "estimate_model": "estimate"}
     for name, tool in TOOLS.items():
         _, parser = command_parser(commands.get(name, name))
@@ -177,7 +177,6 @@ async def test_fit(folder: Path) -> None:
         "arg": "WIDTH",
         "gpu": "t4",
         "max": 64,
-        "suggestions": False,
     }
     reported: list[str] = []
 

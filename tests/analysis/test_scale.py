@@ -103,7 +103,7 @@ def test_recordings_that_cannot_be_compared() -> None:
     good = job([(10, 0)] * 3)
     (rank,) = good.ranks
     for session, why in (
-        (replace(rank.session, virtual=True), "simulated GPU"),
+        (replace(rank.session, virtual=True), "measured: they are not comparable"),
         (replace(rank.session, world_size=4), "1 of the 4 ranks"),
     ):
         bad = Recording("bad", (2, 2), (replace(rank, session=session),))

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from gpuprobe.analysis.baseline import Baseline, check_baseline, dumps, loads
-from gpuprobe.api.check import plan, refuse_modelled
+from gpuprobe.api.check import refuse_modelled
 from gpuprobe.errors import UsageError
+from gpuprobe.gate.plan import plan
 
 NOW = Baseline(
     environment={"device": "simulated t4", "torch": "2.13", "allocator": ""},

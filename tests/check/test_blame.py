@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
-import warm_python
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -133,23 +131,3 @@ def test_a_renaming_is_no_cause_while_there_is_another() -> None:
     after = PROGRAM.replace("loss", "value").replace("lr=RATE", "lr=RATE, momentum=0.9")
     assert blamed(after, 19, 13, category="gradient") == [7]
     assert blamed(PROGRAM.replace("loss", "value"), 19, 13)[0] == 13
-
-
-@pytest.mark.simulated
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["momentum", "an expanded mask", "weight tying removed"])
-def test_planted_regressions_are_blamed_on_their_line(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A sample of `benchmarks/gate_blame.py`."""
-    monkeypatch.setattr(sys, "executable", warm_python.shared().python)
-    sys.path.insert(0, str(ROOT))
-    try:
-        from benchmarks.gate_blame import outcome
-        from benchmarks.gate_cases.planted import PLANTED
-    finally:
-        sys.path.remove(str(ROOT))
-    found = outcome(name, PLANTED[name], tmp_path)
-    for way in found.values():
-        assert way.caught
-        assert way.rank == 1, found

@@ -57,7 +57,7 @@ ALONE: dict[str, tuple[tuple[tuple[str, str], ...], set[str], str]] = {
     ),
     "implicit_syncs_per_step": (
         (("    # after\n", "    print(loss.item())\n"),),
-        set(),
+        {"step_time"},
         "loss.item()",
     ),
     "races": (

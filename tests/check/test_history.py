@@ -12,7 +12,8 @@ from gpuprobe.analysis.baseline import Baseline, CheckResult, check_baseline, du
 from gpuprobe.analysis.blame.source import source_of
 from gpuprobe.analysis.compare.accounts import Account, LineShare
 from gpuprobe.analysis.peak.high_water import Share
-from gpuprobe.api.check import compare, read_baseline
+from gpuprobe.api.check import compare
+from gpuprobe.gate.files import read_baseline
 from gpuprobe.gate.history import history
 
 SOURCE = "import torch\nrate = 1\noptimizer = torch.optim.SGD([], lr=rate)\n"

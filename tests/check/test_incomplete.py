@@ -10,9 +10,10 @@ from xml.etree import ElementTree
 import pytest
 
 import gpuprobe
-from gpuprobe.api.check import read_baseline, recorded, write_baseline
+from gpuprobe.api.check import recorded
 from gpuprobe.cli import main
 from gpuprobe.errors import DataError
+from gpuprobe.gate.files import read_baseline, write_baseline
 
 GOOD = Path(__file__).parent.parent / "recorded" / "v2" / "virtual.gpuprobe"
 

@@ -172,9 +172,8 @@ def test_fish_completes(tmp_path: Path) -> None:
     assert {"--work", "--json"} <= completed_by_fish("gpuprobe scale --")
 
 
-@pytest.mark.parametrize("shell", ["zsh", "tcsh"])
-def test_other_shells(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["completion", shell]) == 0
+def test_zsh_completes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "zsh"]) == 0
     out = capsys.readouterr().out
     assert all(name in out for name in COMMANDS)
 

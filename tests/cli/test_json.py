@@ -34,7 +34,6 @@ BAD = {
     "hang": (["missing"], ["empty.gpuprobe"], []),
     "info": (["--demo", "none"], ["--source", "none"]),
     "mcp": (["--timeout", "0"],),
-    "pack": (["missing"], ["empty.gpuprobe"]),
     "replay": (["missing"], ["empty.gpuprobe"], ["--capacity", "8", "x"]),
     "report": (["missing"], ["empty.gpuprobe"], [], ["x", "--hazards", "y"]),
     "run": (["missing.py"], [], ["--level", "none", "x.py"], ["--endless", "empty.py"]),
@@ -154,7 +153,6 @@ def test_programs_that_were_run(folder: Path, capfd: pytest.CaptureFixture[str])
 def test_other_results(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     recording = str(RECORDED / "cpu.gpuprobe")
     for words, name in (
-        (["pack", recording, "-o", "run.parquet"], "written"),
         (["baseline", "update", recording, "--baseline", "b.json"], "written"),
         (["view"], "runs"),
         (["view", recording], "report"),

@@ -94,14 +94,20 @@ SKIPPED = {
         "run by tests/analysis/test_scale.py",
     ),
     (
-        "docs/how-to/compare-ranks-and-devices.md",
-        "gpuprobe pack run.gpuprobe -o run.parquet",
-        "run by tests/recording/test_packed.py",
+        "docs/how-to/predict-the-time-of-a-step.md",
+        "gpuprobe run --gpu a100-40gb --level trace -o one.gpuprobe train.py",
+        "run by tests/step_time/test_scaling.py",
     ),
     (
-        "docs/how-to/compare-ranks-and-devices.md",
-        "gpuprobe report run.parquet",
-        "run by tests/recording/test_packed.py",
+        "docs/how-to/predict-the-time-of-a-step.md",
+        "gpuprobe run --gpu 4xa100-40gb --level trace -o four.gpuprobe -- torchrun "
+        "--nproc-per-node 4 train.py",
+        "run by tests/step_time/test_scaling.py",
+    ),
+    (
+        "docs/how-to/predict-the-time-of-a-step.md",
+        "gpuprobe scale one.gpuprobe four.gpuprobe",
+        "run by tests/step_time/test_scaling.py",
     ),
     (
         "docs/how-to/find-out-why-a-job-hangs.md",
@@ -128,18 +134,13 @@ SKIPPED = {
     ),
     (
         "docs/how-to/plan-a-vllm-deployment.md",
-        "gpuprobe fit --gpu h100-80gb --input-len 2000 --output-len 500 -- "
-        "vllm serve ./llama-3.1-8b",
+        "gpuprobe fit --gpu h100-80gb --input-len 2000 --output-len 500 --suggest "
+        "-- vllm serve ./llama-3.1-8b",
         "it needs vLLM and a build of torch with CUDA",
     ),
     ("docs/how-to/install.md", "make demo", "run by test_make_demo"),
     ("docs/how-to/install.md", "source .venv/bin/activate", "run by test_make_demo"),
     ("docs/how-to/install.md", "gpuprobe report demo.gpuprobe", "run by test_make_demo"),
-    (
-        "docs/reference/what-runs.md",
-        "python benchmarks/foreign_programs.py --only timm transformers/causal-lm/llama",
-        "needs libraries that gpuprobe does not depend on, and takes minutes",
-    ),
     ("docs/tutorial/first-recording.md", "pip install '.[torch]'", "it installs packages"),
 }
 

@@ -344,9 +344,9 @@ def test_codes_have_the_meanings_that_nvidia_documents() -> None:
 
 
 def test_every_finding_of_every_fleet_has_evidence_and_a_fix(machine: Machine) -> None:
-    from gpuprobe.api.devices import demo_fleets
+    from gpuprobe.testing import fleets
 
-    for name in demo_fleets():
+    for name in fleets():
         found: Inventory = inventory(("nvml",), name, environ={})
         for finding in outcome(machine.but(inventory=found)).findings:
             assert finding.evidence, finding

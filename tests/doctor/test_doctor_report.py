@@ -20,7 +20,6 @@ from doctor_machine import Machine, outcome
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuprobe.api.devices import demo_fleets
 from gpuprobe.api.doctor import _write_bundle, diagnose, doctor, redactor_for
 from gpuprobe.cli import main
 from gpuprobe.errors import EnvironmentUnavailable, UsageError
@@ -35,6 +34,7 @@ from gpuprobe.reporters.sections.doctor import doctor_sections
 from gpuprobe.reporters.support_bundle import Redactor
 from gpuprobe.reporters.terminal import Style
 from gpuprobe.reporters.text import draw
+from gpuprobe.testing import fleets
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -46,7 +46,7 @@ def valid(document: dict[str, Any]) -> None:
 # -- the command
 
 
-@pytest.mark.parametrize("fleet", sorted(demo_fleets()))
+@pytest.mark.parametrize("fleet", sorted(fleets()))
 def test_every_fleet_gives_a_valid_document(
     fleet: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -208,7 +208,7 @@ def test_stages_of_a_pipeline_tell_each_other_their_shapes(tmp_path: Path) -> No
 
 
 PEAKS = {0: 88147968, 1: 88156160}
-"""Of two processes over gloo: ``benchmarks/pretended_ranks.py --ranks 2 --programs pp``."""
+"""Allocated by two real processes over gloo, with the program ``pp``."""
 
 
 def estimate(**changes: Any) -> Estimate:

@@ -197,7 +197,7 @@ def test_changes_are_estimated_on_the_unchanged_script(script: Path) -> None:
     done = run(
         str(script),
         *("--gpu", "t4", "--arg", "batch_size", "--steps", "1", "--json"),
-        *("--min", "8192", "--max", "8192"),
+        *("--min", "8192", "--max", "8192", "--suggest"),
     )
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
@@ -219,7 +219,7 @@ def test_changes_are_estimated_on_the_unchanged_script(script: Path) -> None:
 
 
 def test_nothing_fits(script: Path, tmp_path: Path) -> None:
-    words = ("--gpu", "t4", "--arg", "WIDTH", "--min", "60000", "--no-suggestions")
+    words = ("--gpu", "t4", "--arg", "WIDTH", "--min", "60000")
     on_gpu = tmp_path / "on_gpu.py"
     created = "with torch.device('cuda'):\n    model = Net()\n"
     on_gpu.write_text(SCRIPT.replace("model = Net().cuda()\n", created))

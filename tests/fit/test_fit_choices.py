@@ -105,4 +105,4 @@ def test_no_choice_has_an_estimate(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     script = tmp_path / "train.py"
     script.write_text("ROWS = 1\nraise SystemExit(3)\n")
     with pytest.raises(ProgramFailed, match="with ROWS 1: the program ended with exit code 3"):
-        fit_program(str(script), "ROWS", gpu="t4,l4", suggest=False)
+        fit_program(str(script), "ROWS", gpu="t4,l4")

@@ -402,7 +402,9 @@ def test_fit_on_all_gpus_of_the_catalogue(tmp_path: Path, monkeypatch: pytest.Mo
     from gpuprobe.api.estimates import fit_program
 
     notes: list[str] = []
-    found = fit_program(str(path), "batch-size", gpu="all", steps=1, notify=notes.append)
+    found = fit_program(
+        str(path), "batch-size", gpu="all", steps=1, suggest=True, notify=notes.append
+    )
     assert [one.gpu for one in found.choices] == list(names)
     largest = [one.largest for one in found.choices]
     assert None not in largest

@@ -6,8 +6,7 @@ import math
 
 import pytest
 import torch
-from reference_models import Case, Training, Work, case, cases
-from reference_models.other import mlp
+from reference_models import Case, case, cases
 
 import gpuprobe
 
@@ -34,36 +33,6 @@ def test_case_steps(name: str) -> None:
         assert torch.cuda.max_memory_reserved() >= torch.cuda.max_memory_allocated() > 0
 
 
-@pytest.mark.parametrize(
-    "name", ["llama-accumulate-fp32", "resnet50-fp32-sgd", "mlp-at-1mib", "recommender-adagrad"]
-)
-def test_a_virtual_gpu_computes_what_the_cpu_does(name: str) -> None:
-    with gpuprobe.virtual_gpu("h200"):
-        step = ALL[name].build("cuda", tiny=True)
-        found = [float(step()) for _ in range(2)]
-    on_cpu = ALL[name].build("cpu", tiny=True)  # afterwards: optimizers ask torch for a GPU
-    assert found == [float(on_cpu()) for _ in range(2)]
-
-
-@pytest.mark.parametrize("name", ["gpt2-small-fp32", "moe-bf16", "gan-fp32", "llama-generate"])
-def test_a_case_is_the_same_each_time(name: str) -> None:
-    first, again = ([], [])
-    for losses in (first, again):
-        step = ALL[name].build("cpu", tiny=True)
-        losses += [float(step()) for _ in range(2)]
-    assert first == again
-
-
-def test_training_learns() -> None:
-    """The steps are real: on one batch again and again, the loss falls."""
-    made = mlp(width=8, batch=4)
-    step = Training("sgd").start(
-        lambda: type(made)(made.model, lambda _: made.data(0), made.loss), "cpu"
-    )
-    losses = [float(step()) for _ in range(5)]
-    assert losses[-1] < losses[0]
-
-
 def test_the_suite_covers_what_it_should() -> None:
     trainings = [one.training for one in ALL.values() if one.whole is None]
     assert len(ALL) >= 20
@@ -74,25 +43,6 @@ def test_the_suite_covers_what_it_should() -> None:
     assert {training.set_to_none for training in trainings} == {True, False}
     assert any(training.accumulate > 1 for training in trainings)
     assert any(one.full.get("checkpointed") for one in ALL.values())
-
-
-def test_accumulation_adds_up() -> None:
-    """Gradients of micro-batches add to those of the whole batch."""
-    gradients = []
-    for accumulate in (1, 2):
-        torch.manual_seed(0)
-        work = mlp(width=8, batch=4)
-        whole = work.data(0)[0]
-        parts = [whole] if accumulate == 1 else list(whole.chunk(2))
-        same = Work(
-            work.model,
-            lambda step, parts=parts: (parts[step],),
-            lambda model, x: model(x) * len(parts),  # noqa: B023 - used within the iteration
-        )
-        Training("sgd", accumulate=accumulate).start(lambda same=same: same, "cpu")()
-        gradients.append([p.grad.clone() for p in work.model.parameters()])
-    for one, two in zip(*gradients, strict=True):
-        torch.testing.assert_close(one, two)
 
 
 @pytest.mark.parametrize(("name", "elements"), [("mlp-at-1mib", 1 << 18), ("mlp-over-20mib", None)])

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gpuprobe
-from gpuprobe.api.hazards import read_known, write_known
 from gpuprobe.api.recordings import load
 from gpuprobe.cli import main
 from gpuprobe.errors import DataError, UnsupportedSchema, UsageError
+from gpuprobe.gate.files import read_known, write_known
 from gpuprobe.hazards.findings.known import (
     KnownFinding,
     compare,

@@ -41,7 +41,6 @@ def of_recording(target: str, out: str) -> list[list[str]]:
         ["report", target, "--flamegraph", f"{out}/f.html", "--force"],
         ["report", target, "--perfetto", f"{out}/p.json.gz", "--force"],
         ["report", target, "--snapshot", f"{out}/s.pickle", "--force"],
-        ["report", target, "--chakra", f"{out}/k", "--force"],
         ["view", target, "--once"],
         ["replay", target],
         ["replay", target, "--what-if", "expandable_segments:True", "--json"],
@@ -187,8 +186,8 @@ LOG_KEYS = ("space", "right", "right", "left", "t", "down", "enter", "escape", "
 
 def show(path: Path, keys: Sequence[str] = tuple(chain.from_iterable(VIEW_KEYS))) -> str:
     """Open a recording or snapshot on the screen, press keys; what went wrong, or ""."""
-    from gpuprobe.api.live import Followed
     from gpuprobe.errors import GpuprobeError
+    from gpuprobe.recording.load import Followed
     from gpuprobe.tui.viewer.app import ViewApp
 
     try:
@@ -202,8 +201,8 @@ def show_log(path: Path) -> str:
     """Open a log of readings in ``top``, press some keys; what went wrong, or ""."""
     from contextlib import nullcontext
 
-    from gpuprobe.api.monitor import ReplayedLog
     from gpuprobe.errors import GpuprobeError
+    from gpuprobe.recording.monitor_log import ReplayedLog
     from gpuprobe.tui.monitor.app import TopApp
 
     try:

@@ -317,7 +317,7 @@ def _screen(make: Callable[[list[str], Path], Any], keys: Sequence[str]) -> Outp
 
 
 def _view(texts: list[str], folder: Path) -> Any:
-    from gpuprobe.api.live import Followed
+    from gpuprobe.recording.load import Followed
     from gpuprobe.tui.viewer.app import ViewApp
 
     return ViewApp(Followed(_recording(texts, folder)), interval=0.05)

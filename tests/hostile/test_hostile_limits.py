@@ -7,7 +7,6 @@ everything that the file describes.
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import pickle
@@ -26,7 +25,6 @@ from hostile_seed import LINES, STREAM, dumped, plain
 from hostile_snapshots import STRUCTURES
 
 from gpuprobe.model.io.files import open_regular, read_regular, stored_bytes
-from gpuprobe.recording.many.packed import write_packed
 
 ADDRESSES = 1536 << 20
 """Bytes of addresses of each process: an interpreter with its libraries takes 300 MB."""
@@ -116,30 +114,6 @@ def _log(links: int, readings: int, folder: Path) -> Path:
     return target
 
 
-def _packed(line: bytes, count: int, groups: int, dictionary: bool, folder: Path) -> Path:
-    """A packed recording with so many row groups more, of equal lines."""
-    arrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
-    good = io.BytesIO()
-    write_packed(RECORDED / "virtual.gpuprobe", good, "x")
-    file = parquet.ParquetFile(good)
-    schema = file.schema_arrow
-    columns = {field.name: arrow.nulls(count, field.type) for field in schema}
-    columns["rank"] = arrow.array([0] * count, arrow.int32())
-    columns["record"] = arrow.array(["other"] * count)
-    columns["data"] = arrow.array([line] * count)
-    target = folder / "x.parquet"
-    with parquet.ParquetWriter(
-        target, schema, compression="zstd", use_dictionary=dictionary,
-        dictionary_pagesize_limit=1 << 28,
-    ) as writer:  # fmt: skip
-        writer.write_table(file.read_row_group(0))
-        for _ in range(groups):
-            writer.write_table(arrow.Table.from_pydict(columns, schema=schema))
-    return target
-
-
 class Case(NamedTuple):
     make: Callable[[Path], Path]
     command: tuple[str, ...]  # before the file, and its options after "-"
@@ -195,15 +169,6 @@ CASES = {
     ),
     "a log of 2,000 changes of a large reading": Case(
         partial(_log, 40_000, 2000), ("top", "--once", "--replay")
-    ),
-    "a packed recording of a line in 1,700 rows": Case(
-        partial(_packed, _LINE, 1700, 1, True), ("report",), "unpacks to far more"
-    ),
-    "a packed recording of 5 million rows": Case(
-        partial(_packed, b"", 5_000_000, 1, True), ("report",), "unpacks to far more"
-    ),
-    "a packed recording of 1 GB in 50 KB": Case(
-        partial(_packed, _LINE, 500, 2, False), ("report",), "unpacks to far more"
     ),
 }
 

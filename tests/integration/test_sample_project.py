@@ -20,7 +20,8 @@ import torch
 import warm_python
 
 from gpuprobe.analysis.baseline import CheckResult, dumps
-from gpuprobe.api.check import compare_as_planned, measure_as_planned, read_baseline
+from gpuprobe.api.check import compare_as_planned, measure_as_planned
+from gpuprobe.gate.files import read_baseline
 from gpuprobe.gate.plan import plan
 from gpuprobe.gate.project import read_project
 from gpuprobe.reporters.json import check as check_json

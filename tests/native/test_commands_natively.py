@@ -22,22 +22,19 @@ for _ in range(3):
     model(torch.randn(8, 512, device="cuda")).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
-FAILS = False
-if FAILS:
-    torch.empty(2**50, device="cuda")
+torch.empty(2**50, device="cuda")
 """
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_trace_leaves_another_allocator_alone(fails: bool, tmp_path: Path) -> None:
-    text = TRAINS.replace("FAILS = False", f"FAILS = {fails}")
-    (tmp_path / "program.py").write_text(text, encoding="utf-8")
+def test_a_trace_leaves_another_allocator_alone(tmp_path: Path) -> None:
+    """While it trains, and when it is out of memory."""
+    (tmp_path / "program.py").write_text(TRAINS, encoding="utf-8")
     options = ["--gpu", "h100-80gb", "--level", "trace", "-o", "run.gpuprobe"]
     settings = {"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"}
     done = gpuprobe("run", *options, "program.py", cwd=tmp_path, **settings)
     assert done.stdout == "cudaMallocAsync\n"
-    assert ("OutOfMemoryError" in done.stderr) is fails, done.stderr
-    assert bool(done.returncode) is fails
+    assert "OutOfMemoryError" in done.stderr, done.stderr
+    assert done.returncode
     assert "stopped recording" not in done.stderr
     (rank,) = load(tmp_path / "run.gpuprobe").ranks
     assert [step.ended_by for step in rank.steps][:3] == ["optimizer"] * 3

@@ -12,14 +12,15 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from gpuprobe.api.devices import demo_fleets, inventory
+from gpuprobe.api.devices import inventory
 from gpuprobe.model.machine.devices import Inventory, MemoryWaterfall, WaterfallPart
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
 from gpuprobe.reporters.json import info as info_json
 from gpuprobe.reporters.json import schema
 from gpuprobe.reporters.text import info as info_text
+from gpuprobe.testing import fleets
 
-FLEETS = sorted(demo_fleets())
+FLEETS = sorted(fleets())
 GOLDEN = Path(__file__).parent / "golden"
 
 
@@ -152,7 +153,7 @@ def test_every_fleet_tells_what_it_is_for() -> None:
     assert {"8xh100", "lost-gpu", "ecc", "throttled", "denied", "unified", "reordered"} <= set(
         FLEETS
     )
-    assert all(about for about in demo_fleets().values())
+    assert all(about for about in fleets().values())
 
 
 def test_one_lost_gpu_hides_no_other() -> None:

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from model_strategies import memory_traces, same_trace, values_of
 
+import gpuprobe
 from gpuprobe.errors import DataError, NotARecording, UnsupportedSchema
 from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.memory import AllocatorCounts, Category
@@ -446,3 +447,12 @@ class TestTail:
         shutil.rmtree(path)
         with pytest.raises(NotARecording, match="was removed"):
             tail.poll()
+
+
+def test_a_packed_recording_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    """Development versions packed recordings into Parquet files."""
+    packed = tmp_path / "r.parquet"
+    packed.write_bytes(b"PAR1" + bytes(100) + b"PAR1")
+    with pytest.raises(NotARecording, match="packed recordings are no longer read") as error:
+        gpuprobe.load(packed)
+    assert "the directory that it was packed from" in str(error.value.hint)

@@ -1,4 +1,4 @@
-"""The communication of a step in other formats, read by protobuf's own library and as JSON."""
+"""The communication of a step: in Perfetto's format, in a report, and recorded."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 import report_builders as build
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuprobe.api.views import write_chakra, write_perfetto
-from gpuprobe.errors import DataError
+from gpuprobe.api.views import write_perfetto
 from gpuprobe.model.place import Place
 from gpuprobe.model.run.communication import (
     MOST_OPERATIONS,
@@ -75,121 +73,6 @@ def recorded(*ranks: list[CollectiveRecord]) -> Recording:
         session = build.session(rank=number, world_size=len(ranks))
         found.append(build.rank_recording(steps, (), session=session))
     return Recording("r.gpuprobe", (2, 3), tuple(found))
-
-
-# -- Chakra, by the numbers of its published schema (schema/protobuf/et_def.proto)
-
-_ATTRIBUTE = {"name": (1, "string"), "int32_val": (7, "int32"), "int64_val": (9, "int64")}
-_ATTRIBUTE |= {"bool_val": (27, "bool"), "string_val": (29, "string")}
-_NODE = {"id": (1, "uint64"), "name": (2, "string"), "type": (3, "int32")}
-_NODE |= {"start_time_micros": (6, "uint64"), "duration_micros": (7, "uint64")}
-
-
-def schema() -> Any:
-    """Its messages as classes of protobuf's own library."""
-    pytest.importorskip("google.protobuf")
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-
-    file = descriptor_pb2.FileDescriptorProto(name="et.proto", package="C", syntax="proto3")
-    kinds = descriptor_pb2.FieldDescriptorProto
-
-    def message(name: str, fields: dict[str, tuple[int, str]], oneof: bool = False) -> Any:
-        made = file.message_type.add(name=name)
-        if oneof:
-            made.oneof_decl.add(name="value")
-        for field, (number, kind) in fields.items():
-            added = made.field.add(name=field, number=number, label=kinds.LABEL_OPTIONAL)
-            added.type = getattr(kinds, f"TYPE_{kind.upper()}")
-            if oneof and field != "name":
-                added.oneof_index = 0
-        return made
-
-    message("Metadata", {"version": (1, "string")})
-    message("Attribute", _ATTRIBUTE, oneof=True)
-    node = message("Node", _NODE)
-    node.field.add(name="data_deps", number=5, label=kinds.LABEL_REPEATED, type=kinds.TYPE_UINT64)
-    node.field.add(
-        name="attr",
-        number=10,
-        label=kinds.LABEL_REPEATED,
-        type=kinds.TYPE_MESSAGE,
-        type_name=".C.Attribute",
-    )
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return lambda name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"C.{name}"))
-
-
-def nodes(path: Path) -> list[dict[str, Any]]:
-    """Every node of a trace, with its attributes by name."""
-    made = schema()
-    messages = []
-    data = io.BytesIO(path.read_bytes())
-    while first := data.read(1):
-        size, shift = first[0] & 0x7F, 7
-        while first[0] & 0x80:
-            first = data.read(1)
-            size |= (first[0] & 0x7F) << shift
-            shift += 7
-        messages.append(data.read(size))
-    assert made("Metadata").FromString(messages[0]).version == "0.0.4"
-    found = []
-    for text in messages[1:]:
-        node = made("Node").FromString(text)
-        assert not node.ByteSize() - len(text)  # nothing in it that the schema does not have
-        attributes = {one.name: getattr(one, one.WhichOneof("value")) for one in node.attr}
-        plain = {name: getattr(node, name) for name in _NODE}
-        found.append({**plain, **attributes, "name": node.name, "needs": list(node.data_deps)})
-    return found
-
-
-def test_chakra_has_each_operation_and_the_time_between(tmp_path: Path) -> None:
-    records = [
-        record(arrival=5, took=2),
-        record("all_gather", 1024, arrival=8, took=None),
-        record("reduce_scatter", 1024, arrival=9, took=1, members="0-4:2"),
-    ]
-    found = recorded(records, records)
-    written = write_chakra(found, tmp_path / "job")
-    assert [path.name for path in written] == ["job.groups.json", "job.0.et", "job.1.et"]
-    assert json.loads(written[0].read_text()) == {"1": [0, 1], "2": [0, 2, 4]}
-    listed = nodes(written[1])
-    assert [(node["type"], node["name"]) for node in listed] == [
-        (4, "compute"),
-        (7, "all_reduce dp"),
-        (4, "compute"),
-        (7, "all_gather dp"),
-        (4, "compute"),
-        (7, "reduce_scatter dp"),
-    ]
-    assert [node["id"] for node in listed] == [1, 2, 3, 4, 5, 6]
-    # What is not waited for blocks its group alone.
-    assert [node["needs"] for node in listed] == [[], [1], [2], [2, 3], [3], [5]]
-    reduced, gathered, scattered = listed[1::2]
-    assert (reduced["comm_type"], gathered["comm_type"], scattered["comm_type"]) == (0, 2, 7)
-    assert (reduced["comm_size"], gathered["comm_size"]) == (1024, 512)
-    assert (reduced["pg_name"], scattered["pg_name"]) == ("1", "2")
-    assert (reduced["start_time_micros"], reduced["duration_micros"]) == (5000, 2000)
-    assert (listed[2]["start_time_micros"], listed[2]["duration_micros"]) == (7000, 1000)
-    assert reduced["is_cpu_op"] is False
-    assert reduced["place"] == "train.py:12"
-
-
-def test_chakra_of_simulated_ranks_has_no_times(tmp_path: Path) -> None:
-    found = recorded([record("send", arrival=3, peer=7), record("recv", arrival=4, peer=7)])
-    rank = found.ranks[0]
-    rank.session = replace(rank.session, virtual=True)
-    sent, received = nodes(write_chakra(found, tmp_path / "job")[1])
-    assert (sent["type"], sent["comm_src"], sent["comm_dst"]) == (5, 0, 7)
-    assert (received["type"], received["comm_src"], received["comm_dst"]) == (6, 7, 0)
-    assert sent["duration_micros"] == received["duration_micros"] == 0
-    assert received["needs"] == [1]
-
-
-def test_chakra_needs_operations(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no operations with other ranks") as error:
-        write_chakra(recorded([], []), tmp_path / "job")
-    assert "estimate --ranks" in str(error.value.hint)
 
 
 # -- Perfetto
@@ -257,14 +140,6 @@ def test_records_come_back_in_order(order: list[int]) -> None:
     assert {replace(one, completion_ns=0, peer=0) for one in back} == {
         replace(one, completion_ns=0, peer=0) for one in records
     }
-
-
-def test_groups_that_no_job_has_are_refused(tmp_path: Path) -> None:
-    """A few bytes of text could be a group of any size."""
-    huge = [record(members=f"0-{n + 10**6}", ranks=10**9) for n in range(9)]
-    with pytest.raises(DataError, match="groups of more than 4,194,304 ranks"):
-        write_chakra(recorded(huge), tmp_path / "k")
-    assert group_ranks("9" * 100_000, 10) == ()
 
 
 def test_a_step_has_no_more_operations_than_are_recorded(tmp_path: Path) -> None:

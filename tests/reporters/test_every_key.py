@@ -124,6 +124,7 @@ MACHINE_ONLY = {
     "launches.rows.*.device": "the figures are of all devices of the rank",
     "launches.rows.*.nodes": "summed, as replayed",
     "steps.rows.*.step.launches.*": "the last of them are the report's own",
+    "steps.rows.*.step.work.*": "the time of the last of them is the report's own",
     "steps.rows.*.step.placement.*": "the last of them is the report's own",
     "steps.rows.*.step.ended_by": "which steps count was decided by it",
     "steps.rows.*.step.gpu_ns": "summed over the steps, under time",

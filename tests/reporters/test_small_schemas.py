@@ -21,12 +21,15 @@ from gpuprobe.model.plans.estimate import (
     RoomyGpu,
 )
 from gpuprobe.model.plans.fit import Fit, FitSuggestion, Trial
+from gpuprobe.model.plans.gpu_table import GpuRow, GpuTable
+from gpuprobe.model.plans.step_time import TrainingCost
 from gpuprobe.model.run.jobs import ScaleRow, Scaling
 from gpuprobe.model.values import Bytes, Peak
 from gpuprobe.reporters.json import check as check_json
 from gpuprobe.reporters.json import diff as diff_json
 from gpuprobe.reporters.json import estimate as estimate_json
 from gpuprobe.reporters.json import fit as fit_json
+from gpuprobe.reporters.json import gpu_table as gpu_table_json
 from gpuprobe.reporters.json import scale as scale_json
 from gpuprobe.reporters.json import schema
 
@@ -118,6 +121,15 @@ def test_minor_versions_may_add_tables_of_rows(kind: str, path: tuple[str | int,
     validator.validate(json.loads(json.dumps(document)))
     tables["dtype"] = 1
     assert not validator.is_valid(json.loads(json.dumps(document)))
+
+
+def test_gpus() -> None:
+    cost = TrainingCost(2.5, 1, 0.1, 0.2, 3.0, 4.0)
+    rows = (
+        GpuRow("t4", "fits", 1, 2, Bytes(3), 4, 5, 6, 7, cost=cost),
+        GpuRow("l4", failed="no kernel"),
+    )
+    valid("gpus", gpu_table_json.document(GpuTable(rows)), 1)
 
 
 def test_scale() -> None:

@@ -211,13 +211,14 @@ def test_attention_with_a_window_costs_its_recorded_multiplications() -> None:
 
 def test_convolutions_with_channels_last_are_not_converted() -> None:
     sizes = (64, 256, 256, 3136, 9, 1)
-    flops = 2 * 64 * 256 * 256 * 3136 * 9
+    flops, moved = 2 * 64 * 256 * 256 * 3136 * 9, 2 * 64 * 256 * 3136
     plain, last = (
-        Work("conv", WorkKind.CONVOLUTION, "float16", sizes, variant, flops)
+        Work("conv", WorkKind.CONVOLUTION, "float16", sizes, variant, flops, moved, moved)
         for variant in ("", "channels last")
     )
     assert price("a100-80gb", last).expected < price("a100-80gb", plain).expected
-    both = Work("conv", WorkKind.CONVOLUTION_BACKWARD, "float16", sizes, "", 2 * flops)
+    both = Work("conv", WorkKind.CONVOLUTION_BACKWARD, "float16", sizes, "", 2 * flops,
+                2 * moved, 2 * moved)  # fmt: skip
     assert price("a100-80gb", both).expected > 1.9 * price("a100-80gb", plain).expected
 
 

@@ -231,7 +231,8 @@ def _outcome(
         with contextlib.suppress(OSError):  # the process did not come to its end
             found.calls, found.failed = map(int, (folder / "counts").read_text().split())
         if write:
-            from gpuprobe.api.check import recorded, write_baseline
+            from gpuprobe.api.check import recorded
+            from gpuprobe.gate.files import write_baseline
 
             write_baseline(recorded(disk / "run.gpuprobe"), baseline)
             import_noted(folder / "modules")

@@ -10,6 +10,7 @@ import importlib
 import pkgutil
 import types
 import typing
+from array import array
 from enum import Enum
 from typing import Any
 
@@ -23,6 +24,7 @@ from gpuprobe.model.run.launches import (
     StepLaunches,
     step_launches,
 )
+from gpuprobe.model.run.work import Action, StepWork, Work, WorkPlace, pack
 from gpuprobe.model.trace import (
     AllocatorSettings,
     Annotation,
@@ -106,11 +108,33 @@ def _bounded(hint: Any, bounds: Any) -> st.SearchStrategy[Any]:
     return st.integers(int(bounds.least), int(bounds.most))
 
 
+def _work(works: list[Work], place: WorkPlace, stream: str) -> StepWork:
+    """Work whose operators launch one kernel each, and the first of them a copy, too."""
+    count = len(works)
+    operators = array("I", range(1, count + 1)), array("I", [0] * count)
+    kernel, copy = Action.KERNEL.value, Action.COPY.value
+    entries = (
+        array("B", [kernel] * count + [copy] * (count > 0)),
+        array("H", [0] * (count + (count > 0))),
+        array("I", [*range(1, count + 1), *([1] * (count > 0))]),
+        array("Q", [0] * count + [1] * (count > 0)),
+    )
+    return StepWork(
+        works=tuple(works),
+        places=(place,),
+        streams=(stream,),
+        operators=pack(operators),
+        entries=pack(entries),
+    )
+
+
 def _instances(cls: Any, args: tuple[Any, ...]) -> st.SearchStrategy[Any]:
     """Instances of an enumeration or a dataclass with these type arguments."""
     if cls is StepLaunches:  # its columns belong together
         row = st.tuples(values_of(LaunchedKernel), values_of(LaunchPlace), st.integers(0, 2**31))
         return st.lists(row, max_size=3).map(step_launches)
+    if cls is StepWork:  # its columns refer to each other
+        return st.builds(_work, st.lists(values_of(Work), max_size=3), values_of(WorkPlace), TEXT)
     if issubclass(cls, Enum):
         return st.sampled_from(cls)
     bound = dict(zip(getattr(cls, "__parameters__", ()), args, strict=False))

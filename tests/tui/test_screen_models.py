@@ -7,7 +7,8 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuprobe.api.live import Share, StepPeak
+from gpuprobe.analysis.inspection.steps import StepPeak
+from gpuprobe.analysis.peak.high_water import Share
 from gpuprobe.model.memory import AllocatorCounts, Category
 from gpuprobe.model.needs import Need
 from gpuprobe.model.run.recording import RankRecording, Recording

@@ -14,10 +14,10 @@ import pytest
 from real_terminal import Terminal
 from textual.pilot import Pilot
 
-from gpuprobe.api.live import Followed
 from gpuprobe.model.memory import AllocatorCounts
 from gpuprobe.model.run.session import DeviceWindow, Environment, Phase, Session, SessionEnd, Step
 from gpuprobe.model.values import Bytes, Peak
+from gpuprobe.recording.load import Followed
 from gpuprobe.recording.writer import RecordingWriter
 from gpuprobe.sampler.environment import describe
 from gpuprobe.tui.probe_app import TextScreen

@@ -16,13 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuprobe.api.doctor import diagnose, diagnosis_lines
-from gpuprobe.api.monitor import Monitor
 from gpuprobe.errors import DataError
 from gpuprobe.model.io.codec import from_plain
 from gpuprobe.model.machine.devices import Device, GpuProcess
 from gpuprobe.model.machine.diagnosis import Diagnosis
 from gpuprobe.model.machine.monitor import Moment
 from gpuprobe.model.run.totals import Run
+from gpuprobe.probes.monitor import Monitor
 from gpuprobe.recording.monitor_log import MomentLog
 from gpuprobe.testing import fleets
 from gpuprobe.tui.monitor.model import TopModel

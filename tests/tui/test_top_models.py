@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuprobe.api.monitor import Monitor
 from gpuprobe.model.machine.devices import (
     Container,
     Device,
@@ -21,6 +20,7 @@ from gpuprobe.model.machine.devices import (
 )
 from gpuprobe.model.machine.monitor import Moment, ProcessLoad, XidNote
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
+from gpuprobe.probes.monitor import Monitor
 from gpuprobe.testing import fleets
 from gpuprobe.tui.monitor.device_panes import (
     PLOTS,

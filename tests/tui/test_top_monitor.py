@@ -11,13 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuprobe.api.monitor import Monitor
 from gpuprobe.cli import main
 from gpuprobe.errors import DataError, UnsupportedSchema, UsageError
 from gpuprobe.model.machine.devices import GpuProcess, NvLink
 from gpuprobe.model.values import Reading, ReadStatus, Unavailable
 from gpuprobe.probes.host import ProcTree, parse_stat
-from gpuprobe.probes.monitor import HostWatch
+from gpuprobe.probes.monitor import HostWatch, Monitor
 from gpuprobe.probes.nvml.live import RENEW, link_rate
 from gpuprobe.recording.monitor_log import (
     WHOLE_EVERY,

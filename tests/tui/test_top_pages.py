@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 from screen_svg import screen_text
 from test_top_screens import app_of, child, moments, settle, shows, until
 
-from gpuprobe.api.monitor import Monitor, process_details
+from gpuprobe.api.monitor import process_details
 from gpuprobe.cli import main
 from gpuprobe.model.machine.devices import Inventory
 from gpuprobe.model.machine.monitor import Moment
 from gpuprobe.model.machine.selection import Selection
 from gpuprobe.model.values import Bytes, Reading, Unavailable
+from gpuprobe.probes.monitor import Monitor
 from gpuprobe.tui.monitor.app import TopApp
 from gpuprobe.tui.monitor.history import PROCESS_GONE_AFTER, ProcessHistory
 from gpuprobe.tui.monitor.model import TopModel, divide

@@ -22,12 +22,12 @@ from screen_svg import screen_svg, screen_text
 from textual.pilot import Pilot
 
 from gpuprobe.api.doctor import diagnose
-from gpuprobe.api.monitor import Monitor
 from gpuprobe.errors import DataError, EnvironmentUnavailable
 from gpuprobe.model.machine.devices import GpuProcess, HostInfo, Inventory
 from gpuprobe.model.machine.monitor import HostLoad, Moment, ProcessLoad
 from gpuprobe.model.values import Bytes, Reading, Unavailable
 from gpuprobe.probes.host import parse_stat
+from gpuprobe.probes.monitor import Monitor
 from gpuprobe.recording.monitor_log import MomentLog, ReplayedLog
 from gpuprobe.tui.monitor import settings
 from gpuprobe.tui.monitor.app import TopApp
@@ -567,7 +567,7 @@ async def test_ending_a_process_asks_first_and_hits_that_one_only() -> None:
 
 
 def test_what_cannot_be_held_is_not_signalled() -> None:
-    from gpuprobe.api.monitor import end_process
+    from gpuprobe.probes.host import end_process
 
     for pid, ticks in ((0, 5), (1, 5), (-4, 5), (os.getpid(), 0), (2**22 + 1, 5)):
         with pytest.raises(EnvironmentUnavailable):
@@ -614,7 +614,9 @@ def fixed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], list[Mome
     monkeypatch.setenv("TZ", "UTC")
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setattr(os, "getuid", lambda: 1000)
-    monkeypatch.setattr("gpuprobe.api.monitor.runs", list)  # none, whatever this machine does
+    monkeypatch.setattr(
+        "gpuprobe.recording.running.running", list
+    )  # none, whatever this machine does
     time.tzset()
     host = HostInfo("node", "Linux", "3.11.0", 1, 112)
     load = HostLoad(

@@ -9,11 +9,11 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuprobe.api.live import Followed
 from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.place import Place
 from gpuprobe.model.run.recording import RankRecording
 from gpuprobe.model.run.session import Session
+from gpuprobe.recording.load import Followed
 from gpuprobe.recording.totals import RankSum
 from gpuprobe.recording.writer import RecordingWriter
 from gpuprobe.sampler.environment import describe

@@ -9,19 +9,14 @@ import pytest
 from view_recordings import MIB, Run
 
 from gpuprobe.analysis.growth import Forecast
-from gpuprobe.api.live import (
-    Followed,
-    Insight,
-    Neighbours,
-    Surroundings,
-    insight,
-    neighbours,
-    now_sections,
-    out_of_memory,
-)
+from gpuprobe.analysis.inspection.steps import Insight, insight
+from gpuprobe.api.live import neighbours, out_of_memory
+from gpuprobe.model.machine.process import Neighbours
 from gpuprobe.model.run.recording import RankRecording
 from gpuprobe.model.run.session import Collective, SessionEnd
 from gpuprobe.model.values import Bytes, Unavailable
+from gpuprobe.recording.load import Followed
+from gpuprobe.reporters.sections.watch import Surroundings, now_sections
 from gpuprobe.tui.viewer.panes import texts_of
 
 GIB = 1 << 30

@@ -12,10 +12,10 @@ from test_view_screen import SIZES, pane, rows, text, until
 from textual.pilot import Pilot
 from view_recordings import Run as Training
 
-from gpuprobe.api.live import Followed
 from gpuprobe.model.run.session import Environment, HostWindow, Session, Step
 from gpuprobe.model.run.totals import Run, RunSummary
 from gpuprobe.model.values import Peak, Unavailable
+from gpuprobe.recording.load import Followed
 from gpuprobe.tui.viewer.app import RunsScreen, ViewApp
 from gpuprobe.tui.viewer.block import BlockScreen
 

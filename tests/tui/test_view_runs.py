@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from gpuprobe.api.monitor import runs
 from gpuprobe.model.run.session import Session, SessionEnd, Step
 from gpuprobe.model.run.totals import Run, RunSummary
 from gpuprobe.model.values import Unavailable
 from gpuprobe.recording.files import stream_name
-from gpuprobe.recording.running import summarize_run
+from gpuprobe.recording.running import running, summarize_run
 from gpuprobe.recording.writer import RecordingWriter
 from gpuprobe.reporters.text.runs import line
 from gpuprobe.sampler.environment import describe
@@ -37,7 +36,7 @@ async def until(pilot: Pilot[None], condition: Callable[[], bool]) -> None:
 
 
 def at(path: Path) -> Run | None:
-    return next((run for run in runs() if run.path == str(path)), None)
+    return next((run for run in running() if run.path == str(path)), None)
 
 
 def begin(path: Path) -> RecordingWriter:

@@ -15,10 +15,10 @@ from screen_svg import screen_text
 from textual.pilot import Pilot
 from view_recordings import Run
 
-from gpuprobe.api.live import Followed
 from gpuprobe.api.recordings import load, report
 from gpuprobe.model.run.session import Placed
 from gpuprobe.model.values import Bytes
+from gpuprobe.recording.load import Followed
 from gpuprobe.tui.probe_app import TextScreen
 from gpuprobe.tui.viewer.app import ViewApp
 from gpuprobe.tui.viewer.block import BlockScreen

@@ -12,10 +12,10 @@ import pytest
 from test_view_screen import lines, pane, rows, text, until
 from view_recordings import Run
 
-from gpuprobe.api.live import Followed
 from gpuprobe.api.recordings import load
 from gpuprobe.api.views import write_snapshot
 from gpuprobe.errors import GpuprobeError, SnapshotError
+from gpuprobe.recording.load import Followed
 from gpuprobe.tui.viewer.app import ViewApp
 
 

@@ -9,13 +9,16 @@ from pathlib import Path
 import pytest
 from view_recordings import Run
 
+from gpuprobe.analysis.inspection.steps import StepPeak
+from gpuprobe.analysis.inspection.trace import GROUPINGS, TraceRef, trace_refs
 from gpuprobe.analysis.peak.high_water import as_text, by_category, by_line, by_module, high_water
-from gpuprobe.api.live import GROUPINGS, NOT_TRACED, StepPeak, TraceRef, excerpt, trace_refs
+from gpuprobe.analysis.peak.needs import NOT_TRACED
 from gpuprobe.api.recordings import load
 from gpuprobe.model.io.files import gc_paused
 from gpuprobe.model.run.recording import RankRecording
 from gpuprobe.model.trace import Frame
 from gpuprobe.model.values import Unavailable
+from gpuprobe.recording.reader import excerpt
 from gpuprobe.tui.viewer.reading import MOST_OPEN, OpenTraces
 
 

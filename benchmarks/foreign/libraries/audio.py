@@ -59,49 +59,6 @@ def wav2vec2(device: str) -> Any:
     return steps_of(model, lambda: model(waves, lengths)[0].log_softmax(-1)[..., 1].neg().mean())
 
 
-@program("speechbrain/brain", "speechbrain", "speechbrain.nnet.RNN")
-def brain(device: str) -> Any:
-    import speechbrain as sb
-    import torch
-    from speechbrain.nnet.linear import Linear
-    from speechbrain.nnet.losses import nll_loss
-    from speechbrain.nnet.RNN import GRU
-
-    found: list[float] = []
-
-    class Speech(sb.Brain):
-        def compute_forward(self, batch: Any, stage: Any) -> Any:
-            waves, _ = batch
-            out, _ = self.modules.rnn(waves.to(self.device))
-            return self.modules.head(out).log_softmax(-1)
-
-        def compute_objectives(self, out: Any, batch: Any, stage: Any) -> Any:
-            return nll_loss(out, batch[1].to(self.device))
-
-        def on_stage_end(self, stage: Any, stage_loss: float, epoch: Any = None) -> None:
-            found.append(float(stage_loss))
-
-    trainer = Speech(
-        modules={
-            "rnn": GRU(hidden_size=8, input_size=4),
-            "head": Linear(n_neurons=3, input_size=8),
-        },
-        opt_class=lambda params: torch.optim.SGD(params, 0.1),
-        run_opts={"device": device},
-    )
-    rows = [(torch.randn(6, 4), torch.randint(0, 3, (6,))) for _ in range(6)]
-    two = {"batch_size": 2}
-    trainer.fit(
-        range(1),
-        train_set=rows,
-        valid_set=rows[:2],
-        progressbar=False,
-        train_loader_kwargs=two,
-        valid_loader_kwargs=two,
-    )
-    return found
-
-
 @program(
     "speechbrain/ecapa-speaker", "speechbrain.lobes.models.ECAPA_TDNN", "speechbrain.lobes.features"
 )

@@ -233,37 +233,3 @@ def yolo(device: str) -> Any:
     items = model.trainer.tloss
     values = items.values() if isinstance(items, dict) else torch.as_tensor(items).flatten()
     return [float(value) for value in values]
-
-
-@program("ultralytics/yolo-own-loop", "ultralytics", "torchvision")
-def yolo_loop(device: str) -> Any:
-    import torch
-    from ultralytics.cfg import get_cfg
-    from ultralytics.nn.tasks import DetectionModel
-
-    model = DetectionModel("yolov8n.yaml", nc=2, verbose=False)
-    model.args = get_cfg()
-    model = model.to(device).train()
-    batch = {
-        "img": torch.rand(2, 3, 64, 64).to(device),
-        "cls": torch.tensor([[0.0], [1.0]]).to(device),
-        "bboxes": torch.tensor([[0.4, 0.4, 0.3, 0.3], [0.5, 0.6, 0.4, 0.2]]).to(device),
-        "batch_idx": torch.tensor([0.0, 1.0]).to(device),
-    }
-    return steps_of(model, lambda: model(batch)[0].sum(), steps=2)
-
-
-@program("segmentation-models/unet-dice", "segmentation_models_pytorch")
-def unet_dice(device: str) -> Any:
-    import segmentation_models_pytorch as smp
-    import torch
-
-    model = smp.Unet("resnet18", encoder_weights=None, classes=1).to(device)
-    loss_of = smp.losses.DiceLoss(smp.losses.BINARY_MODE)
-    images = torch.randn(2, 3, 64, 64).to(device)
-    masks = (torch.rand(2, 1, 64, 64) > 0.5).float().to(device)
-    found = steps_of(model, lambda: loss_of(model(images), masks), steps=2)
-    with torch.no_grad():
-        guess = (model(images).sigmoid() > 0.5).long()
-    counts = smp.metrics.get_stats(guess.cpu(), masks.long().cpu(), mode="binary")
-    return [*found, smp.metrics.iou_score(*counts, reduction="micro").item()]

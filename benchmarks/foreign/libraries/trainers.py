@@ -120,79 +120,6 @@ def gan(device: str) -> Any:
     return found
 
 
-@program("fastai/vision-learner", "fastai.vision.all")
-def fastai_vision(device: str) -> Any:
-    import torch
-    from fastai.vision.all import DataLoaders, Learner, accuracy
-
-    model = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(1568, 2)
-    )
-    rows = [(torch.randn(3, 16, 16), torch.tensor(i % 2)) for i in range(16)]
-    loaders = DataLoaders.from_dsets(rows[:12], rows[12:], bs=4, device=torch.device(device))
-    learner = Learner(loaders, model, loss_func=torch.nn.CrossEntropyLoss(), metrics=accuracy)
-    with learner.no_bar(), learner.no_logging():
-        learner.fit_one_cycle(1, 1e-3)
-    return [float(value) for value in learner.recorder.losses]
-
-
-@program("fastai/tabular", "fastai.tabular.all", "pandas")
-def fastai_tabular(device: str) -> Any:
-    import pandas as pd
-    import torch
-    from fastai.tabular.all import (
-        Categorify,
-        CategoryBlock,
-        FillMissing,
-        Normalize,
-        TabularDataLoaders,
-        tabular_learner,
-    )
-
-    table = pd.DataFrame(
-        {
-            "job": ["a", "b", "c", "a"] * 8,
-            "age": [float(i) for i in range(32)],
-            "rich": ["yes", "no"] * 16,
-        }
-    )
-    loaders = TabularDataLoaders.from_df(
-        table,
-        procs=[Categorify, FillMissing, Normalize],
-        cat_names=["job"],
-        cont_names=["age"],
-        y_names="rich",
-        y_block=CategoryBlock(),
-        valid_idx=list(range(24, 32)),
-        bs=8,
-        device=torch.device(device),
-    )
-    learner = tabular_learner(loaders, layers=[16])
-    with learner.no_bar(), learner.no_logging():
-        learner.fit(1, 1e-2)
-    return [float(value) for value in learner.recorder.losses]
-
-
-@program("skorch/classifier", "skorch")
-def skorch(device: str) -> Any:
-    import numpy as np
-    import torch
-    from skorch import NeuralNetClassifier
-
-    net = NeuralNetClassifier(
-        torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2)),
-        criterion=torch.nn.CrossEntropyLoss,
-        max_epochs=2,
-        lr=0.1,
-        batch_size=8,
-        device=device,
-        verbose=0,
-    )
-    draw = np.random.default_rng(0)
-    net.fit(draw.standard_normal((32, 8), dtype=np.float32), np.arange(32) % 2)
-    return [row["train_loss"] for row in net.history]
-
-
 @program("torchmetrics/while-training", "torchmetrics")
 def metrics(device: str) -> Any:
     import torch
@@ -227,23 +154,4 @@ def metrics(device: str) -> Any:
         *found,
         *(value.item() for value in measured.compute().values()),
         confusion.compute().sum(),
-    ]
-
-
-@program("torchmetrics/regression-and-retrieval", "torchmetrics")
-def more_metrics(device: str) -> Any:
-    import torch
-    from torchmetrics.image import PeakSignalNoiseRatio, StructuralSimilarityIndexMeasure
-    from torchmetrics.regression import PearsonCorrCoef, SpearmanCorrCoef
-    from torchmetrics.retrieval import RetrievalMAP
-
-    a, b = torch.rand(2, 3, 16, 16).to(device), torch.rand(2, 3, 16, 16).to(device)
-    x, y = torch.rand(20).to(device), torch.rand(20).to(device)
-    queries = (torch.arange(20) // 5).to(device)
-    return [
-        PeakSignalNoiseRatio(data_range=1.0).to(device)(a, b).item(),
-        StructuralSimilarityIndexMeasure(data_range=1.0).to(device)(a, b).item(),
-        PearsonCorrCoef().to(device)(x, y).item(),
-        SpearmanCorrCoef().to(device)(x, y).item(),
-        RetrievalMAP().to(device)(x, y > 0.5, indexes=queries).item(),
     ]

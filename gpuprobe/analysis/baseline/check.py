@@ -172,10 +172,9 @@ def check_baseline(
         return found
 
     metrics = []
-    for name, (unit, _) in METRICS.items():
-        if name in before.metrics and name in after.metrics:
-            one, two = before.metrics[name], after.metrics[name]
-            metrics.append(result(name, unit, one, two, name, ACCOUNT_OF[name]))
+    for name in _compared(before, after):
+        one, two = before.metrics[name], after.metrics[name]
+        metrics.append(result(name, METRICS[name][0], one, two, name, ACCOUNT_OF[name]))
     phases = [
         result(name, "bytes", size, after.phases[name], "peak_allocated", name)
         for name, size in sorted(before.phases.items(), key=lambda item: _order(item[0]))
@@ -209,6 +208,21 @@ def _of_ranks(measured: Baseline) -> Iterator[str]:
 def not_compared(missing: tuple[str, ...]) -> CheckResult:
     """The result for a recording in which this is missing."""
     return CheckResult((), (), None, "", incomplete=missing)
+
+
+def _compared(before: Baseline, after: Baseline) -> list[str]:
+    """The metrics that both sides have, as far as they are comparable."""
+    names = [name for name in METRICS if name in before.metrics and name in after.metrics]
+    if _have_other_prices(before, after):
+        names = [name for name in names if name != "step_time"]
+    return names
+
+
+def _have_other_prices(before: Baseline, after: Baseline) -> bool:
+    """Whether the times of steps were predicted in different ways, by two versions of gpuprobe."""
+    return "step_time" in before.metrics and before.environment.get(
+        "prices"
+    ) != after.environment.get("prices")
 
 
 def _is_at_the_end(name: str, side: Baseline) -> bool:
@@ -314,6 +328,11 @@ def _cautions(before: Baseline, after: Baseline, traced: bool) -> Iterable[str]:
     for name in METRICS:
         if name in before.metrics and name not in after.metrics:
             yield f"{name} is in the baseline but was not measured in this run"
+    if "step_time" in after.metrics and _have_other_prices(before, after):
+        yield (
+            "step_time was not compared: the baseline's is by the prices of another version of "
+            "gpuprobe; gpuprobe baseline update renews it"
+        )
     gone = [name for name in before.phases if name not in after.phases]
     if gone and after.phases:
         yield f"skipped, because they did not occur in this run: {', '.join(gone)}"

@@ -357,7 +357,9 @@ def changed_lines(
         text = place
         if mine:
             amount = min(suspect.bytes, net) if net > 0 else suspect.bytes
-            words = [_change_text(suspect), *wording(mine, old_lines, lines, context)]
+            words = [_change_text(suspect)]
+            if after.unit == "bytes":
+                words += wording(mine, old_lines, lines, context)
             if factor and suspect.bytes * 2 > total and after.unit == "bytes":
                 words.append(factor)
             first = max(mine, key=lambda row: (row.delta, row.key))

@@ -10,15 +10,18 @@ differences of the three.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import NamedTuple
 
 from gpuprobe.analysis.ranks.stragglers import BACKWARD, full_rows, phase_waits
 from gpuprobe.errors import DataError
+from gpuprobe.model.plans.step_time import LINKS, StepTime
 from gpuprobe.model.run.columns import DURATION, MISSING, WAITED, StepColumns
 from gpuprobe.model.run.jobs import RUN, ScaleRow, Scaling
-from gpuprobe.model.run.recording import Recording
+from gpuprobe.model.run.recording import RankRecording, Recording
+from gpuprobe.model.values import Unavailable
+from gpuprobe.step_time.recorded import step_time_of
 
 
 class _Cost(NamedTuple):
@@ -34,17 +37,33 @@ class _Cost(NamedTuple):
 def scale(recordings: Sequence[Recording], work: str) -> Scaling:
     """Compare recordings with the first; ``work`` is `STEP` or `RUN` (see `Scaling`).
 
-    Raises DataError for a recording without comparable times: of a simulated GPU, without full
-    steps, or in which ranks of the job are missing.
+    On simulated GPUs, times are predicted. Raises DataError for a recording without comparable
+    times: without full steps or a prediction, in which ranks of the job are missing, or simulated
+    next to measured ones.
     """
-    costs = [_cost(recording, first=work == RUN) for recording in recordings]
+    simulated = [any(rank.session.virtual for rank in one.ranks) for one in recordings]
+    if any(simulated) and not all(simulated):
+        raise DataError(
+            "times on simulated GPUs are predicted, those of the other recordings measured: they "
+            "are not comparable",
+            hint="record all on simulated GPUs, or all on real ones",
+        )
+    if any(simulated) and work == RUN:
+        raise DataError(
+            "the time of a whole run is not predicted on a simulated GPU, only that of a step",
+            hint="--work step",
+        )
+    costs = [
+        _predicted(recording) if any(simulated) else _cost(recording, first=work == RUN)
+        for recording in recordings
+    ]
     units = [1 if work == RUN else cost.ranks * cost.steps for cost in costs]
     names = [PurePath(recording.path).name for recording in recordings]
     rows = [
         _row(name, cost, unit, costs[0], units[0])
         for name, cost, unit in zip(names, costs, units, strict=True)
     ]
-    return Scaling(work, tuple(rows))
+    return Scaling(work, tuple(rows), predicted=any(simulated))
 
 
 def _row(name: str, cost: _Cost, units: int, first: _Cost, first_units: int) -> ScaleRow:
@@ -85,17 +104,7 @@ def _cost(recording: Recording, *, first: bool) -> _Cost:
     """The cost of the full steps that all ranks have. ``first``: including the first step."""
     ranks = {rank.session.rank: rank for rank in recording.ranks}
     name = PurePath(recording.path).name
-    if any(rank.session.virtual for rank in ranks.values()):
-        raise DataError(
-            f"{name}: step times on a simulated GPU are not comparable",
-            hint="record on real devices; gpuprobe estimate --link models communication",
-        )
-    world = max((rank.session.world_size for rank in ranks.values()), default=0)
-    if len(ranks) < world:
-        raise DataError(
-            f"{name} has {len(ranks)} of the {world} ranks of its job",
-            hint="collect the files of all ranks in one directory",
-        )
+    _check_complete(name, ranks)
     rows = {number: full_rows(rank.columns, first=first) for number, rank in ranks.items()}
     common = sorted(set.intersection(*map(set, rows.values()))) if rows else []
     if not common:
@@ -116,6 +125,37 @@ def _cost(recording: Recording, *, first: bool) -> _Cost:
         communication = len(known) * sum(min(step) for step in zip(*known, strict=True))
         split = communication, sum(map(sum, known)) - communication
     return _Cost(len(ranks), len(common), total, split)
+
+
+def _check_complete(name: str, ranks: Mapping[int, RankRecording]) -> None:
+    world = max((rank.session.world_size for rank in ranks.values()), default=0)
+    if len(ranks) < world:
+        raise DataError(
+            f"{name} has {len(ranks)} of the {world} ranks of its job",
+            hint="collect the files of all ranks in one directory",
+        )
+
+
+def _predicted(recording: Recording) -> _Cost:
+    """The cost of the last whole step on simulated GPUs, as predicted. Ranks wait for each other in
+    collectives: a step takes all as long as it does the slowest.
+    """
+    ranks = {rank.session.rank: rank for rank in recording.ranks}
+    name = PurePath(recording.path).name
+    _check_complete(name, ranks)
+    times: list[StepTime] = []
+    for rank in ranks.values():
+        time = step_time_of(rank)
+        if isinstance(time, Unavailable):
+            raise DataError(
+                f"{name}: the time of a step is not predicted: {time.reason}",
+                hint="record with --level trace on a GPU whose speeds are known",
+            )
+        times.append(time)
+    slowest = max(time.expected_ns for time in times)
+    sent = [sum(row.ns for row in time.bounds if row.name == LINKS) for time in times]
+    waited = sum(slowest - time.expected_ns for time in times)
+    return _Cost(len(ranks), 1, slowest * len(ranks), (sum(sent), waited))
 
 
 def _waited(columns: StepColumns, ranks: int) -> Sequence[int] | None:

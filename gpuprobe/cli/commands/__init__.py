@@ -20,7 +20,6 @@ GROUPS: dict[str, dict[str, str]] = {
     "record a program": {
         "run": "run a training script and record its memory",
         "explain": "explain a program's memory: cause, holder, fix, and what it saves",
-        "pack": "pack a recording into one Parquet file",
     },
     "understand a recording": {
         "report": "show where the memory of a recording went",

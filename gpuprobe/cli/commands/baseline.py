@@ -7,7 +7,7 @@ import os
 
 from gpuprobe.cli import exit_codes, stderr
 from gpuprobe.cli.commands import check
-from gpuprobe.cli.options import add_formats, render_written
+from gpuprobe.cli.options import add_json, render_written
 from gpuprobe.errors import UsageError
 
 SUPERVISED = True
@@ -53,24 +53,17 @@ def update_parser() -> argparse.ArgumentParser:
         help="store digests of the program's files only, not their text: the cause of a change is "
         "then found only in a git repository that has the baseline's commit",
     )
-    add_formats(parser, "WrittenFiles")
+    add_json(parser)
     parser.add_argument("--no-notes", action="store_true", help=argparse.SUPPRESS)
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    from gpuprobe.api.check import (
-        baseline_path,
-        chosen_runs,
-        ensure_writable,
-        read_project,
-        replaced_baseline,
-        tolerances,
-        without_ignored,
-        without_texts,
-        write_runs,
-    )
+    from gpuprobe.api.check import without_ignored, without_texts
     from gpuprobe.cli.parser import own_options_first
+    from gpuprobe.gate.files import ensure_writable, replaced_baseline, write_runs
+    from gpuprobe.gate.plan import baseline_path, chosen_runs, tolerances
+    from gpuprobe.gate.project import read_project
 
     if not args.words:
         raise UsageError("missing subcommand: update", hint="gpuprobe baseline update")

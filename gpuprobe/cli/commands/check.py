@@ -30,7 +30,9 @@ from gpuprobe.cli.options import (
 from gpuprobe.errors import ProgramFailed, UsageError
 
 if TYPE_CHECKING:
-    from gpuprobe.api.check import Baseline, CheckPlan, CheckResult, ProjectSettings
+    from gpuprobe.analysis.baseline import Baseline, CheckResult
+    from gpuprobe.gate.plan import CheckPlan
+    from gpuprobe.gate.project import ProjectSettings
 
 OPTIONS_AFTER_SCRIPT = True
 SUPERVISED = True
@@ -46,7 +48,7 @@ EXAMPLES = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "gpuprobe check [OPTIONS] [RECORDING | SCRIPT | -m MODULE] [--] [ARGS ...]"
     add_target(parser)
-    add_formats(parser, "CheckResults")
+    add_formats(parser, "markdown")
     parser.add_argument("--sarif", type=Path, metavar="FILE", help="also write SARIF 2.1.0")
     parser.add_argument("--junit", type=Path, metavar="FILE", help="also write JUnit XML")
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write an HTML page")
@@ -137,8 +139,8 @@ def planned(
     args: argparse.Namespace, *, before: Baseline | None, project: ProjectSettings, **more: Any
 ) -> CheckPlan:
     """The plan of a run, from the options, the baseline and pyproject.toml."""
-    from gpuprobe.api.check import plan
     from gpuprobe.api.commands import is_command
+    from gpuprobe.gate.plan import plan
 
     own = args.target == PROJECTS_OWN
     command = [] if args.target is None or own else [args.target, *args.args]
@@ -196,17 +198,10 @@ def measured(plan: CheckPlan, *, alone: bool = True) -> Baseline:
 
 def run(args: argparse.Namespace) -> int:
     from gpuprobe.api.blame import BlameOptions
-    from gpuprobe.api.check import (
-        baseline_path,
-        chosen_runs,
-        compare_as_planned,
-        ensure_writable,
-        measure_apart,
-        read_baseline,
-        read_project,
-        refuse_modelled,
-        tolerances,
-    )
+    from gpuprobe.api.check import compare_as_planned, measure_apart, refuse_modelled
+    from gpuprobe.gate.files import ensure_writable, read_baseline
+    from gpuprobe.gate.plan import baseline_path, chosen_runs, tolerances
+    from gpuprobe.gate.project import read_project
 
     accepted = tolerances(args.tolerance)
     project = read_project()

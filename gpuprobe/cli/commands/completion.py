@@ -14,7 +14,7 @@ from typing import Any
 from gpuprobe.cli import exit_codes
 from gpuprobe.errors import MissingExtra, UsageError
 
-SHELLS = ("bash", "zsh", "fish", "tcsh")
+SHELLS = ("bash", "zsh", "fish")
 _GPUS = {"bash": "_gpuprobe_gpus", "zsh": "_gpuprobe_gpus", "fish": "(_gpuprobe_gpus)"}
 
 EXAMPLES = {
@@ -38,14 +38,13 @@ def run(args: argparse.Namespace) -> int:
             f"this version of shtab does not complete in {args.shell}",
             hint="pip install 'shtab>=1.10'",
         )
-    from gpuprobe.api.devices import known_gpus
+    from gpuprobe.catalogue.gpus import all_models
 
-    names = " ".join(["list", *(gpu.name for gpu in known_gpus())])
+    names = " ".join(["list", *(gpu.name for gpu in all_models())])
     preamble = {
         "bash": f'_gpuprobe_gpus() {{ compgen -W "{names}" -- "$1"; }}',
         "zsh": f"_gpuprobe_gpus() {{ compadd {names} }}",
         "fish": f'function _gpuprobe_gpus\n    printf "%s\\n" {names}\nend',
-        "tcsh": "",
     }
     script = shtab.complete(_whole_parser(shtab), args.shell, preamble=preamble[args.shell])
     sys.stdout.write(script.rstrip("\n") + "\n")

@@ -12,7 +12,7 @@ import argparse
 import sys
 
 from gpuprobe.cli import exit_codes, stderr
-from gpuprobe.cli.options import add_formats
+from gpuprobe.cli.options import add_json
 from gpuprobe.errors import UsageError
 
 EXAMPLES = {
@@ -24,7 +24,7 @@ EXAMPLES = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "gpuprobe cuda-torch (install [PIP OPTIONS ...] | status | remove) [--json]"
-    add_formats(parser, "CudaTorchStatus", json="print the status as JSON, after other actions too")
+    add_json(parser, "print the status as JSON, after other actions too")
     parser.add_argument("action", choices=("install", "status", "remove"))
     parser.add_argument("options", nargs=argparse.REMAINDER, metavar="PIP OPTIONS")
 

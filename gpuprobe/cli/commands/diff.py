@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("before", help="a recording (directory) or a torch snapshot (.pickle)")
     parser.add_argument("after", help="the recording or snapshot to compare with it")
     parser.add_argument("--by", choices=_BY, help="only this breakdown (default: all)")
-    add_formats(parser, "Diff", json="print the diff as JSON")
+    add_formats(parser, json="print the diff as JSON")
     add_top(parser, 15)
     parser.add_argument(
         "--html", metavar="FILE.html", help="write an HTML page with curves instead"

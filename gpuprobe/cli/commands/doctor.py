@@ -21,7 +21,7 @@ EXAMPLES = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_formats(parser, "Diagnosis", json="print the diagnosis as JSON")
+    add_formats(parser, json="print the diagnosis as JSON")
     parser.add_argument(
         "--bundle",
         metavar="FILE.zip",

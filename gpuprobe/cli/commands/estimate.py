@@ -25,10 +25,10 @@ from gpuprobe.cli.options import (
     add_formats,
     add_program,
     add_top,
-    amount,
     format_of,
     output_to_stderr,
     positive,
+    prices,
     program_of,
     rank_of,
 )
@@ -66,10 +66,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--price",
-        type=amount,
-        default=0.0,
+        type=prices,
+        default={},
         metavar="PRICE",
-        help="of an hour of one GPU: also print what a step and a billion tokens cost",
+        help="of an hour of one GPU, or t4=0.35,l4=0.8 with --gpus: also print what a step and a "
+        "billion tokens cost",
+    )
+    parser.add_argument(
+        "--gpus",
+        default="",
+        metavar="GPU,...",
+        help="estimate on each of these GPUs, or on all of the catalogue (all), and print a table: "
+        "which hold it, how fast it is there, what it costs",
     )
     parser.add_argument(
         "-o", "--output", metavar="NAME.gpuprobe", help="keep the recording of the simulated ranks"
@@ -79,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="if it does not fit, do not run the script again with changes that save memory",
     )
-    add_formats(parser, "Estimate")
+    add_formats(parser)
     add_top(parser, 8)
     add_model(parser)
     add_program(parser)
@@ -127,6 +135,8 @@ def _estimate(args: argparse.Namespace, target: Target, model: ModelScript | Non
     from gpuprobe.api.render import render
     from gpuprobe.model.plans.step_time import StepTime, cost_of
 
+    if args.gpus or args.gpu == "all":
+        return _print_table(args, target)
     program = watch.program(*target)
     progress = status_line.PROGRESS  # without one, the command was called from Python
     with output_to_stderr():
@@ -149,10 +159,35 @@ def _estimate(args: argparse.Namespace, target: Target, model: ModelScript | Non
         )
     if model is not None:
         found = replace(found, model=model.choices)
-    if args.price and isinstance(found.step_time, StepTime):
+    price = args.price.get("", args.price.get(args.gpu, 0.0))
+    if price and isinstance(found.step_time, StepTime):
         gpus = max(found.ranks, found.devices)
-        found = replace(found, cost=cost_of(found.step_time, args.price, gpus))
+        found = replace(found, cost=cost_of(found.step_time, price, gpus))
     # A written script may be in a temporary folder, whose name is random.
     folder = Path.cwd() if model is None else Path(model.path).parent.absolute()
     render(found, format_of(args), sys.stdout, top=args.top, cwd=str(folder))
     return exit_codes.OK if found.fits else exit_codes.FINDINGS
+
+
+def _print_table(args: argparse.Namespace, target: Target) -> int:
+    """Estimate a program on several GPUs and print a table; returns the exit code."""
+    from gpuprobe.api import watch
+    from gpuprobe.api.estimates import estimate_on_gpus
+    from gpuprobe.api.render import render
+
+    table = estimate_on_gpus(
+        watch.program(*target),
+        args.gpus or args.gpu,
+        prices=args.price,
+        steps=args.steps,
+        compute=args.compute,
+        conf=args.conf,
+        ranks=args.ranks,
+        rank=rank_of(args),
+        assume=args.assume,
+        link=args.link,
+        per_node=args.per_node,
+        notify=_notify,
+    )
+    render(table, format_of(args), sys.stdout)
+    return exit_codes.OK if any(row.fits for row in table.rows) else exit_codes.FINDINGS

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="the time for all runs of the program (default: 120)",
     )
-    add_formats(parser, "Explanation")
+    add_formats(parser)
     parser.add_argument("-v", "--verbose", action="store_true", help="show everything")
     add_program(parser)
 

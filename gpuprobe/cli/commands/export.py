@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gpuprobe.api.export import ExportSettings, export, export_once
+    from gpuprobe.exporter.export import ExportSettings, export, export_once
 
     if not (args.prometheus or args.textfile or args.otlp):
         raise UsageError(

@@ -65,9 +65,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
     add_estimated_run(parser, several=True)
     parser.add_argument(
-        "--no-suggestions",
+        "--suggest",
         action="store_true",
-        help="only search; do not estimate changes that save memory",
+        help="also estimate changes that save memory, and the largest value with each",
     )
     parser.add_argument(
         "--max-seconds",
@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="end the search after this time, with the largest value that fits so far (default: "
         "600; not for vLLM)",
     )
-    add_formats(parser, "Fit")
+    add_formats(parser)
     parser.add_argument("--quiet", action="store_true", help="do not print progress")
     add_model(parser)
     add_program(parser, modules=False)
@@ -119,7 +119,7 @@ def _fit(args: argparse.Namespace, script: str, arguments: Sequence[str], name: 
         ranks=args.ranks,
         rank=rank_of(args),
         assume=args.assume,
-        suggest=not args.no_suggestions,
+        suggest=args.suggest,
         max_seconds=args.max_seconds,
         notify=_notify(args),
     )
@@ -138,7 +138,7 @@ def _serving(args: argparse.Namespace, words: list[str]) -> int:
         args.gpu,
         input_len=args.input_len,
         output_len=args.output_len,
-        suggest=not args.no_suggestions,
+        suggest=args.suggest,
         notify=_notify(args),
     )
     if found is None:

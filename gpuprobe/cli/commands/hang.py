@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "directory", help="the dumps: a file for each rank, whose name ends with the rank"
     )
-    add_formats(parser, "HangReport", json="print the findings as JSON")
+    add_formats(parser, json="print the findings as JSON")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ import gc
 import sys
 
 from gpuprobe.cli import exit_codes, stderr
-from gpuprobe.cli.options import add_demo, add_formats, format_of
+from gpuprobe.cli.options import add_demo, add_json, format_of
 from gpuprobe.cli.screen import columns
 
 _DEFAULT = ("nvml", "cuda")
@@ -26,7 +26,7 @@ EXAMPLES = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_formats(parser, "Inventory", json="print a JSON document")
+    add_json(parser, "print a JSON document")
     parser.add_argument(
         "-v", "--verbose", action="store_true", help="every value, with its source and status"
     )
@@ -53,11 +53,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from gpuprobe.api.devices import demo_fleets, inventory
+    from gpuprobe.api.devices import inventory
     from gpuprobe.api.render import render
+    from gpuprobe.testing import fleets
 
     if args.demo == "list":
-        for name, about in demo_fleets().items():
+        for name, about in fleets().items():
             sys.stdout.write(f"{name:<12} {about}\n")
         return exit_codes.OK
     named = tuple(part.strip() for part in (args.source or "").split(",") if part.strip())

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "out-of-memory event in the trace, if any)",
     )
     parser.add_argument("--device", type=_index, metavar="N", help="only this CUDA device")
-    add_formats(parser, "ReplayResult")
+    add_formats(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -26,7 +26,7 @@ EXAMPLES = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recording", help="a recording (directory) or a torch snapshot (.pickle)")
-    add_formats(parser, "Report", json="print the report as JSON")
+    add_formats(parser, json="print the report as JSON")
     parser.add_argument(
         "--device",
         default="",

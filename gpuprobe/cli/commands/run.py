@@ -20,8 +20,8 @@ from gpuprobe.cli import annotate, exit_codes, stderr
 from gpuprobe.cli.after_script import misplaced_options
 from gpuprobe.cli.options import (
     Target,
-    add_formats,
     add_gpu,
+    add_json,
     add_program,
     output_to_stderr,
     program_of,
@@ -33,11 +33,13 @@ from gpuprobe.model.outcomes import ProgramRun
 from gpuprobe.model.text import human_ns, visible
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from gpuprobe.api.commands import CommandResult
-    from gpuprobe.api.hazards import Hazards, KnownFinding, Patch
-    from gpuprobe.api.watch import Program, RunResult
+    from gpuprobe.api.watch import RunResult
+    from gpuprobe.hazards.findings.code import Patch
+    from gpuprobe.hazards.findings.known import KnownFinding
+    from gpuprobe.hazards.findings.results import Hazards
     from gpuprobe.model.findings import Finding
     from gpuprobe.model.needs import UsesCost
 
@@ -129,10 +131,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--force", action="store_true", help="replace the recording if it exists")
     parser.add_argument("-q", "--quiet", action="store_true", help="no status line, and no summary")
-    add_formats(
+    add_json(
         parser,
-        "ProgramRun",
-        json="print how the program ended and where its recordings are as JSON; the program's own "
+        "print how the program ended and where its recordings are as JSON; the program's own "
         "output goes to stderr then",
     )
     add_program(parser)
@@ -190,7 +191,8 @@ def _run_program(args: argparse.Namespace, target: Target) -> int:
 
     code = _exit_code(result)
     try:
-        code = _after(args, result, program, output, where, known, code)
+        source = partial(watch.source_of, program)
+        code = _after(args, result, source, output, where, known, code)
     except GpuprobeError:
         raise
     except Exception as error:  # noqa: BLE001 - the exit code is the program's
@@ -222,17 +224,16 @@ def _print_outcome(outcome: ProgramRun) -> None:
 def _after(
     args: argparse.Namespace,
     result: RunResult,
-    program: Program,
+    source: Callable[[], str],
     output: Path,
     where: Path,
     known: Sequence[KnownFinding] | None,
     code: int,
 ) -> int:
-    """What follows the program; returns the exit code."""
+    """What follows the program, whose text ``source`` returns; returns the exit code."""
     from gpuprobe.api import watch
 
     target = program_of(args, "")
-    source = partial(watch.source_of, program)
     words = target.arguments
     misplaced = misplaced_options(_parser(), words, source, code) if words else []
     if misplaced:
@@ -403,7 +404,9 @@ def _show_error(error: BaseException) -> int:
 def _report_and_compare(
     args: argparse.Namespace, found: Hazards, known: Sequence[KnownFinding] | None, code: int
 ) -> int:
-    from gpuprobe.api.hazards import compare_known, merged_hazards, write_hazards, write_known
+    from gpuprobe.api.hazards import write_hazards
+    from gpuprobe.gate.files import merged_hazards, write_known
+    from gpuprobe.hazards.findings.known import compare as compare_known
 
     files = _files(args)
     for whole in merged_hazards(found, files[0] if files else None):
@@ -443,7 +446,7 @@ def _fix_files(args: argparse.Namespace) -> None:
 
     Raises UsageError for a file that cannot be written, before the program runs.
     """
-    from gpuprobe.api.hazards import clear_rank_file, ensure_writable
+    from gpuprobe.gate.files import clear_rank_file, ensure_writable
 
     for name in _FILES if args.hazards_baseline_update else _FILES[:-1]:
         path = getattr(args, name)
@@ -469,7 +472,7 @@ def _known(args: argparse.Namespace) -> Sequence[KnownFinding] | None:
         if args.hazards_baseline_update:
             raise UsageError("--hazards-baseline-update needs --hazards-baseline FILE")
         return None
-    from gpuprobe.api.hazards import ensure_replaceable, read_known
+    from gpuprobe.gate.files import ensure_replaceable, read_known
 
     if args.hazards_baseline_update:
         ensure_replaceable(args.hazards_baseline)

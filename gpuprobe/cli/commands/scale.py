@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what is the same in all: the work of a rank's step (batches of one size; default), "
         "or that of the whole run (the same data)",
     )
-    add_formats(parser, "Scaling", json="print the table as JSON")
+    add_formats(parser, json="print the table as JSON")
 
 
 def run(args: argparse.Namespace) -> int:

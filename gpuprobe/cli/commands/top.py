@@ -11,7 +11,7 @@ import gc
 import sys
 
 from gpuprobe.cli import exit_codes, stderr
-from gpuprobe.cli.options import add_demo, add_formats, format_of, positive
+from gpuprobe.cli.options import add_demo, add_json, format_of, positive
 from gpuprobe.cli.screen import can_show, columns
 from gpuprobe.errors import UsageError
 from gpuprobe.model.machine.selection import Selection
@@ -26,7 +26,7 @@ EXAMPLES = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--once", action="store_true", help="print text and exit")
-    add_formats(parser, "Inventory", json="print the readings once, as gpuprobe info --json does")
+    add_json(parser, "print the readings once, as gpuprobe info --json does")
     parser.add_argument(
         "--interval", type=float, default=1.0, metavar="SECONDS", help="time between readings"
     )
@@ -63,12 +63,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gpuprobe.api.devices import demo_fleets, inventory
+    from gpuprobe.api.devices import inventory
+    from gpuprobe.testing import fleets
 
     if not 0.05 <= args.interval <= 3600:
         raise UsageError("--interval takes 0.05 to 3600 seconds")
-    if args.demo is not None and args.demo not in demo_fleets():
-        raise UsageError(f"no such fleet: {args.demo}", hint=f"fleets: {', '.join(demo_fleets())}")
+    if args.demo is not None and args.demo not in fleets():
+        raise UsageError(f"no such fleet: {args.demo}", hint=f"fleets: {', '.join(fleets())}")
     if args.replay is not None and (args.demo is not None or args.log is not None):
         raise UsageError("--replay cannot be combined with --demo or --log")
     if args.readonly and args.log is not None:
@@ -82,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         if args.log is not None:
             raise UsageError("--log needs a terminal", hint="gpuprobe info --json prints a reading")
         if args.replay is not None:
-            from gpuprobe.api.monitor import last_moment
+            from gpuprobe.recording.monitor_log import last_moment
 
             found = last_moment(args.replay).inventory
         else:

@@ -12,11 +12,11 @@ import sys
 from typing import TYPE_CHECKING
 
 from gpuprobe.cli import exit_codes
-from gpuprobe.cli.options import add_formats, format_of
+from gpuprobe.cli.options import add_json, format_of
 from gpuprobe.cli.screen import can_show
 
 if TYPE_CHECKING:
-    from gpuprobe.api.live import Followed
+    from gpuprobe.recording.load import Followed
 
 
 EXAMPLES = {
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "recordings",
     )
     parser.add_argument("--once", action="store_true", help="print text and exit")
-    add_formats(parser, "RunList", json="print the list as JSON, or the recording's report")
+    add_json(parser, "print the list as JSON, or the recording's report")
     parser.add_argument(
         "--interval", type=float, default=0.5, metavar="SECONDS", help="how often to read again"
     )
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         render(report, format_of(args), sys.stdout, cwd=report.session.cwd, top=10)
         return exit_codes.OK
 
-    from gpuprobe.api.live import Followed
+    from gpuprobe.recording.load import Followed
 
     followed = Followed(args.recording)
     if followed.cheap:
@@ -72,8 +72,8 @@ def _show(followed: Followed | None, args: argparse.Namespace) -> int:
 def _runs(args: argparse.Namespace) -> int:
     if not (args.once or args.json) and can_show():
         return _show(None, args)
-    from gpuprobe.api.monitor import runs
     from gpuprobe.api.render import RunList, render
+    from gpuprobe.recording.running import running
 
-    render(RunList(runs()), format_of(args), sys.stdout)
+    render(RunList(running()), format_of(args), sys.stdout)
     return exit_codes.OK

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from gpuprobe.model.plans.links import LinkTime
-from gpuprobe.model.plans.step_time import NOT_PREDICTED, TrainingCost, StepTime
+from gpuprobe.model.plans.step_time import NOT_PREDICTED, StepTime, TrainingCost
 from gpuprobe.model.run.communication import Transfer
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import (

@@ -34,6 +34,8 @@ class TimeShare:
 class BoundShare:
     """How much of a step is bound by one of `BOUNDS`: the GPU computes, or moves bytes of its
     memory; or it waits for launches, for communication or for copies, with nothing to compute.
+    What it does before it waits for a launch is bound by launches, too: the step would take as
+    long if that was faster.
     """
 
     name: str
@@ -66,9 +68,9 @@ class StepTime:
     by_module: tuple[TimeShare, ...]
     by_line: tuple[TimeShare, ...]
     flops: Count = 0
-    used: Annotated[float | Unavailable, Bounds(0), "of the peak of floating-point operations"] = (
-        NOT_PREDICTED
-    )
+    used: Annotated[
+        float | Unavailable, Bounds(0, 1e6), "of the peak of floating-point operations"
+    ] = NOT_PREDICTED
     tokens: Count = 0
     images: Count = 0
     left_out: Annotated[tuple[str, ...], "what the time does not contain"] = ()
@@ -86,14 +88,14 @@ class TrainingCost:
     have none. In the currency of the price.
     """
 
-    price: Annotated[float, Bounds(0)]
+    price: Annotated[float, Bounds(0, 1e18)]
     gpus: Count
-    step_low: Annotated[float, Bounds(0)]
-    step_high: Annotated[float, Bounds(0)]
-    tokens_low: Annotated[float, Bounds(0), "for 10^9 tokens"] = 0.0
-    tokens_high: Annotated[float, Bounds(0)] = 0.0
-    images_low: Annotated[float, Bounds(0), "for 10^6 images"] = 0.0
-    images_high: Annotated[float, Bounds(0)] = 0.0
+    step_low: Annotated[float, Bounds(0, 1e18)]
+    step_high: Annotated[float, Bounds(0, 1e18)]
+    tokens_low: Annotated[float, Bounds(0, 1e18), "for 10^9 tokens"] = 0.0
+    tokens_high: Annotated[float, Bounds(0, 1e18)] = 0.0
+    images_low: Annotated[float, Bounds(0, 1e18), "for 10^6 images"] = 0.0
+    images_high: Annotated[float, Bounds(0, 1e18)] = 0.0
 
 
 def cost_of(time: StepTime, price: float, gpus: int) -> TrainingCost:

@@ -46,10 +46,12 @@ class Scaling(Displayed):
 
     ``work`` is what is the same in all: ``step`` (a step of a rank is one unit of work: each rank
     has a batch of the same size) or ``run`` (a whole run is one: the same data, divided).
+    ``predicted``: the times are predictions, of simulated GPUs.
     """
 
     work: Annotated[str, OneOf((STEP, RUN)), "what is one unit of work"]
     rows: tuple[ScaleRow, ...]
+    predicted: Annotated[bool, "of simulated GPUs: nothing was measured"] = False
 
     def __repr__(self) -> str:
         return (

@@ -61,7 +61,8 @@ class Work:
 
     ``variant``: of a matrix product the layouts of both factors, "N" if the last dimension is
     contiguous, else "T", as "NT"; of attention the implementation ("flash", "efficient", "cudnn",
-    "math"), followed by " causal" where it is; of a copy "h2d", "d2h", "d2d", "peer" and
+    "math"), followed by " causal" where it is; of a convolution "channels last", "bias", or both;
+    of a copy "h2d", "d2h", "d2d", "peer" and
     "pageable h2d", "pageable d2h"; of a collective NCCL's name of it ("AllReduce").
 
     ``dtype`` is the type that is multiplied or moved, as torch names it ("bfloat16"); "tf32" for
@@ -100,7 +101,7 @@ class Action(Enum):
     GRAPH = 10
     """A CUDA graph is replayed: the entries of its nodes follow."""
     ALLOCATE = 11
-    """cudaMalloc and its like; RELEASE: cudaFree and its like."""
+    """cudaMalloc, cuMemMap and others; RELEASE: what they allocated is freed."""
     RELEASE = 12
 
 

@@ -196,10 +196,6 @@ class ColumnParser(StreamParser):
         steps = LazySteps(self.name, columns, starts, lengths, self._read, fresh, self._kept_steps)
         return steps, repeated
 
-    def line_rows(self) -> tuple[StepColumns, dict[int, int]]:
-        """The steps in the order of their lines, and the row of each line's offset."""
-        return self._columns, {start: row for row, start in enumerate(self._starts)}
-
 
 def read_at(path: Path, start: int, length: int) -> bytes:
     """Bytes of a stream's file. Raises DataError where it cannot be read."""

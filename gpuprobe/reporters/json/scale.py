@@ -9,12 +9,15 @@ from gpuprobe.reporters.json.documents import Document
 
 DOCUMENT: Final = Document(
     "gpuprobe.scale",
-    (1, 0),
+    (1, 1),
     Scaling,
     "Speed on different numbers of ranks. Times are nanoseconds of one rank for one unit of work; "
     "losses are shares of total_ns and sum to lost.",
 )
-"""History: 1.0: first version."""
+"""History:
+* 1.0: first version.
+* 1.1: ``predicted``.
+"""
 
 document = DOCUMENT.plain
 write = DOCUMENT.write

@@ -148,7 +148,8 @@ def verdict(result: CheckResult) -> str:
     if result.mismatches:
         return "the baseline is from another environment"
     if not result.regressions:
-        return "within the baseline"
+        timed = any(item.name == "step_time" for item in result.metrics)
+        return "memory is within the baseline" + (", the time of a step too" if timed else "")
     return f"{plural(len(result.regressions), 'metric')} above the baseline"
 
 

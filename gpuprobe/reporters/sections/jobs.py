@@ -172,7 +172,15 @@ def scale_sections(found: Scaling) -> list[Section]:
         text = f"the loss of {', '.join(unsplit)} is not divided: waits were not recorded"
         notes.append(Line(text, "item", "unknown"))
     steps = ", ".join(f"{row.name} {plural(row.steps, 'step')}" for row in found.rows)
-    notes.append(Line(f"Measured over {steps}: those that all ranks have recorded."))
+    if found.predicted:
+        notes.append(
+            Line(
+                "Predicted for simulated GPUs, nothing was measured: gpuprobe report shows the "
+                "range of each, and where its prices are from."
+            )
+        )
+    else:
+        notes.append(Line(f"Measured over {steps}: those that all ranks have recorded."))
     return [Section("Scaling", (Table("scaling", columns, rows), *notes), "scaling", "Scaling")]
 
 

@@ -6,10 +6,12 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from gpuprobe.model.plans.step_time import TrainingCost, StepTime, TimeShare
+from gpuprobe.model.plans.gpu_table import GpuRow, GpuTable
+from gpuprobe.model.plans.step_time import StepTime, TimeShare, TrainingCost
 from gpuprobe.model.text import human_ns
 from gpuprobe.model.values import Unavailable
 from gpuprobe.reporters.sections.parts import (
+    AUTO,
     Cell,
     Column,
     Line,
@@ -19,6 +21,7 @@ from gpuprobe.reporters.sections.parts import (
     Table,
     bulleted,
     duration,
+    size,
 )
 
 _LEAST: Final = 0.01  # of the step: smaller shares are not printed
@@ -33,6 +36,8 @@ def step_time_sections(
     if isinstance(time, Unavailable):
         return [Section("Step time", (Line(f"not predicted: {time.reason}"),), "step-time")]
     parts: list[Part] = [Line(text, "item") for text in _sentences(time)]
+    if full:
+        parts.append(Line(_work_text(time), "item"))
     if cost is not None:
         parts.append(Line(_cost_text(cost), "item"))
     parts += bulleted([f"not included: {text}" for text in time.left_out])
@@ -87,6 +92,76 @@ def _sentences(time: StepTime) -> Iterator[str]:
         f"prices from measured kernels of this GPU: {time.measured:.0%} of the GPU's time; "
         "the rest is by models"
     )
+
+
+def gpu_table_sections(table: GpuTable) -> list[Section]:
+    """The GPUs, the best first, and why some have no time."""
+    costs = any(row.cost is not None for row in table.rows)
+    per = "images" if any(row.images for row in table.rows) else "tokens"
+    columns = (
+        Column("GPU", AUTO, cut=False),
+        Column("needs up to", 11, gap=2, number=True),
+        Column("of", 9, gap=1, number=True),
+        Column("step", 9, gap=2, number=True),
+        Column("range", AUTO, gap=1, number=True),
+        Column(f"{per}/s", AUTO, gap=2, number=True),
+        *((Column("cost", AUTO, gap=2, number=True),) if costs else ()),
+        Column("", 0, gap=2, cut=False),
+    )
+    rows = [
+        Row(
+            (
+                row.gpu,
+                *_memory_and_time(row),
+                *((_cost_cell(row),) if costs else ()),
+                row.verdict or "no estimate",
+            )
+        )
+        for row in table.rows
+    ]
+    parts: list[Part] = [Table("GPUs", columns, tuple(rows))]
+    if costs:
+        unit = "a million images" if per == "images" else "a billion tokens"
+        parts.append(Line(f"cost: of {unit}, or of a step without any, at most"))
+    parts.append(
+        Line("times are predicted, with their ranges; gpuprobe estimate --gpu GPU has the sources")
+    )
+    reasons: dict[str, list[str]] = {}
+    for row in table.rows:
+        if row.failed or row.no_time:
+            reasons.setdefault(row.failed or row.no_time, []).append(row.gpu)
+    parts += bulleted([f"{', '.join(gpus)}: {reason}" for reason, gpus in reasons.items()])
+    fitting = sum(row.fits for row in table.rows)
+    title = f"Fits on {fitting} of {len(table.rows)} GPUs"
+    return [Section(title, tuple(parts), "gpus", "GPUs")]
+
+
+def _memory_and_time(row: GpuRow) -> tuple[Cell, ...]:
+    none = Cell("-", -1)
+    memory = (none, none) if row.failed else (size(row.total_high), size(row.capacity))
+    if not row.expected_ns:
+        return (*memory, none, none, none)
+    count = row.images or row.tokens
+    rate = count / (row.expected_ns * 1e-9)
+    return (
+        *memory,
+        duration(row.expected_ns),
+        Cell(f"{human_ns(row.low_ns)} to {human_ns(row.high_ns)}", row.high_ns),
+        Cell(_number(rate), rate) if count else none,
+    )
+
+
+def _cost_cell(row: GpuRow) -> Cell:
+    if row.cost is None:
+        return Cell("-", -1)
+    amount = row.cost.images_high or row.cost.tokens_high or row.cost.step_high
+    return Cell(_money(amount), amount)
+
+
+def _work_text(time: StepTime) -> str:
+    """Which step it is, and its work."""
+    flops = f"{time.flops / 1e12:,.3g} TFLOP in products, attention and convolutions"
+    return f"step {time.step}: {human_ns(time.gpu_ns)} of work on the GPU, {flops}"
 
 
 def _cost_text(cost: TrainingCost) -> str:

@@ -11,7 +11,9 @@ Operations with other ranks are slices in a thread for each group. Flows lead fr
 arrive to each rank that waited for it.
 
 Steps with counted launches are slices in a process for each rank, with the most frequent kernels; a
-counter has the launches of each phase from its first start on. Single launches have no times.
+counter has the launches of each phase from its first start on. Single launches have no times,
+except those of one step, whose predicted course is a process with a thread for the host and each
+stream.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from typing import IO, NamedTuple
 
 from gpuprobe.analysis.trace.categories import categories
@@ -32,6 +34,7 @@ from gpuprobe.model.run.launches import StepLaunches, rows_of
 from gpuprobe.model.run.session import Step
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Unavailable
+from gpuprobe.step_time.predict import TimelineSpan
 
 LARGE = 1024 * 1024
 """Allocations of at least this many bytes have slices."""
@@ -65,6 +68,14 @@ class RankLaunches(NamedTuple):
     steps: Sequence[tuple[Step, StepLaunches]]
 
 
+class PredictedStep(NamedTuple):
+    """The predicted course of one step of a rank."""
+
+    rank: int
+    gpu: str
+    spans: Sequence[TimelineSpan]
+
+
 MOST_KERNELS = 20
 """The most kernels that a step's slice lists."""
 
@@ -76,14 +87,17 @@ def write_ranks(
     large: int = LARGE,
     communication: Sequence[RankCommunication] = (),
     launches: Sequence[RankLaunches] = (),
+    predicted: Sequence[PredictedStep] = (),
 ) -> None:
     """`write` for several ranks. ``traces``: with the numbers of their ranks, grouped by rank; each
     device of each rank is a process. Times count from the first event of the first rank, by each
-    machine's clock. ``communication`` and ``launches``: those of all ranks.
+    machine's clock. ``communication`` and ``launches``: those of all ranks; ``predicted``: a step
+    of each, which begins at time 0.
     """
     stream.write('{"displayTimeUnit":"ms","traceEvents":[')
     separator = "\n"
-    for event in _events(traces, large=large, communication=communication, launches=launches):
+    events = _events(traces, large=large, communication=communication, launches=launches)
+    for event in chain(events, _predicted(predicted)):
         stream.write(separator)
         stream.write(json.dumps(event, separators=(",", ":")))
         separator = ",\n"
@@ -161,6 +175,39 @@ def _launches(ranks: Sequence[RankLaunches], origin: int | None, pids: int) -> I
             yield {
                 "ph": "C", "pid": pid, "ts": began + step.duration_ns // 1000,
                 "name": "launches by phase", "args": {"launches": 0},
+            }  # fmt: skip
+
+
+_FIRST_PREDICTED = 1_000_000  # process numbers that no device of a recording has
+
+
+def _predicted(steps: Sequence[PredictedStep]) -> Iterator[Event]:
+    """A process for each rank, with a thread for the host and each stream."""
+    for pid, one in enumerate(steps, _FIRST_PREDICTED):
+        yield _metadata(
+            pid, 0, "process_name", f"rank {one.rank}: predicted step on {one.gpu}, not measured"
+        )
+        threads: dict[str, int] = {}
+        for span in one.spans:
+            if span.track not in threads:
+                threads[span.track] = len(threads) + 1
+                yield _metadata(pid, threads[span.track], "thread_name", span.track)
+            args: Event = {}
+            if span.place is not None:
+                args = {
+                    "place": span.place.place, "module": span.place.module,
+                    "phase": span.place.phase,
+                }  # fmt: skip
+            if span.work is not None:
+                args |= {
+                    "kind": span.work.kind.value, "dtype": span.work.dtype,
+                    "sizes": list(span.work.sizes), "flops": span.work.flops,
+                    "bytes": span.work.read + span.work.written,
+                }  # fmt: skip
+            yield {
+                "ph": "X", "pid": pid, "tid": threads[span.track], "name": span.name,
+                "cat": "predicted", "ts": span.start_ns / 1000,
+                "dur": (span.end_ns - span.start_ns) / 1000, "args": args,
             }  # fmt: skip
 
 

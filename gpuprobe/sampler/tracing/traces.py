@@ -107,6 +107,7 @@ class Traces:
         self._highest_peak = 0
         self._most_retries = 0
         self._timeline: PhaseTimeline | None = None
+        self._on_fault: Callable[[Exception], None] = lambda error: None
         self.cpu: CpuTrace | None = None
         self.cuda: CudaTrace | None = None
         self.launches: LaunchTrace | None = None
@@ -190,7 +191,7 @@ class Traces:
             self.uses.traces_now = lambda: cuda.now(self._step + 1, ())
             self.uses.install(self._patches)
             self.held = HeldMemory(self.uses)
-        self._timeline = timeline
+        self._timeline, self._on_fault = timeline, on_fault
         self.begin_step(0)
 
     def _follow_engine(self) -> None:
@@ -209,7 +210,7 @@ class Traces:
         if self.work is None and log is not None and self.uses is not None:
             from gpuprobe.sampler.tracing.work import WorkTrace
 
-            self.work = WorkTrace(log, self.places)
+            self.work = WorkTrace(log, self.places, self._on_fault)
             self.uses.follow(self.work, self._patches)
 
     def begin_step(self, index: int) -> None:

@@ -26,6 +26,7 @@ from gpuprobe.model.run.work import (
     pack,
 )
 from gpuprobe.patching import Patches, when_imported
+from gpuprobe.sampler.failures import from_program
 from gpuprobe.sampler.tracing.places import OperatorPlaces
 from gpuprobe.torch_support.engine_reports import CallLog, GpuCall
 from gpuprobe.torch_support.operator_work import OperatorWork, size_of
@@ -43,6 +44,8 @@ _OPERATORS: Final = {
     Action.FILL: (WorkKind.ELEMENTS, "fill"),
     Action.COLLECTIVE: (WorkKind.COLLECTIVE, "collective"),
 }
+_BY_RANK: Final = frozenset(("AllGather", "ReduceScatter", "Gather", "Scatter"))
+"""Collectives whose calls have the bytes of one rank; all that is moved is as much of each."""
 
 NumberKernel = Callable[[], tuple[int, int, str]]
 """Numbers a kernel that is launched without an operator: its number, its place and the phase."""
@@ -51,7 +54,11 @@ NumberKernel = Callable[[], tuple[int, int, str]]
 class WorkTrace:
     """The work of steps, while this is on."""
 
-    def __init__(self, log: CallLog, places: OperatorPlaces) -> None:
+    def __init__(
+        self, log: CallLog, places: OperatorPlaces, on_fault: Callable[[Exception], None]
+    ) -> None:
+        """``on_fault`` gets internal errors, after which nothing more is noted."""
+        self._on_fault = on_fault
         self._log = log
         self._places = places
         self._known = OperatorWork()
@@ -166,10 +173,19 @@ class WorkTrace:
 
         @functools.wraps(before)
         def run(kernel: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self.on or kwargs.get("warmup"):
+            number = 0
+            if self.on and not kwargs.get("warmup"):
+                try:
+                    number, place, phase = number_kernel()
+                    self._note(number, work_of(kernel, args, kwargs), place, phase)
+                except Exception as error:  # an internal error must not end the program
+                    if from_program(error):
+                        raise
+                    number = 0
+                    self.stop()
+                    self._on_fault(error)
+            if not number:
                 return before(kernel, *args, **kwargs)
-            number, place, phase = number_kernel()
-            self._note(number, work_of(kernel, args, kwargs), place, phase)
             outer = self.begin(number)
             try:
                 return before(kernel, *args, **kwargs)
@@ -239,7 +255,8 @@ def _moved(call: GpuCall) -> Work:
         what = call.what or "d2d"
         return Work(operator, kind, "uint8", variant=what, read=call.value, written=call.value)
     name, _, ranks = call.what.rpartition(" ")
-    return Work(operator, kind, sizes=(int(ranks),), variant=name, read=call.value)
+    payload = call.value * (max(1, int(ranks)) if name in _BY_RANK else 1)
+    return Work(operator, kind, sizes=(int(ranks),), variant=name, read=payload)
 
 
 def inductor_work(kernel: Any, args: tuple[Any, ...]) -> Work:

@@ -20,10 +20,10 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.message import Message
 
-from gpuprobe.api.monitor import Monitor
 from gpuprobe.model.machine.monitor import Moment
 from gpuprobe.model.machine.selection import Selection
 from gpuprobe.model.text import visible, wrapped
+from gpuprobe.probes.monitor import Monitor
 from gpuprobe.tui.monitor import settings
 from gpuprobe.tui.monitor.keys import INTERVALS, KEYS, SCREENS
 from gpuprobe.tui.monitor.model import PaneHeights, TopModel, divide
@@ -47,7 +47,7 @@ from gpuprobe.tui.widgets.text_pane import TextPane
 if TYPE_CHECKING:
     from textual import events
 
-    from gpuprobe.api.monitor import MomentLog
+    from gpuprobe.recording.monitor_log import MomentLog
     from gpuprobe.tui.monitor.processes import ProcessRow
 
 
@@ -264,9 +264,9 @@ class TopApp(Dashboard):
         if self.first_paint is None or elsewhere or now < self._runs_due:
             return
         self._runs_due = now + _RUNS_EVERY
-        from gpuprobe.api.monitor import runs
+        from gpuprobe.recording.running import running
 
-        self.reader.run_job(runs, self._show_runs)
+        self.reader.run_job(running, self._show_runs)
 
     def _painted(self) -> None:
         self.first_paint = time.monotonic()
@@ -482,14 +482,14 @@ def show(args: argparse.Namespace, selection: Selection) -> int:
     with ExitStack() as stack:
         source: Callable[[], AbstractContextManager[MachineReader]]
         if args.replay is not None:
-            from gpuprobe.api.monitor import ReplayedLog  # 5 ms, as `MomentLog`
+            from gpuprobe.recording.monitor_log import ReplayedLog  # 5 ms, as `MomentLog`
 
             opened = nullcontext(stack.enter_context(ReplayedLog(args.replay)))
             source = lambda: opened  # noqa: E731 (not opened again after a failure)
         else:
             log = None
             if args.log is not None:
-                from gpuprobe.api.monitor import MomentLog
+                from gpuprobe.recording.monitor_log import MomentLog
 
                 log = MomentLog(args.log)
                 stack.callback(log.close)

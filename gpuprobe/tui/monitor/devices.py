@@ -6,11 +6,12 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from gpuprobe.api.monitor import CALM_REASONS, device_cells, missing, with_unit
 from gpuprobe.model.machine.devices import Device, MemoryWaterfall, WaterfallPart
 from gpuprobe.model.machine.monitor import LinkRate, Moment, XidNote
 from gpuprobe.model.text import human_bytes, visible
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
+from gpuprobe.reporters.text.info import CALM_REASONS, missing, with_unit
+from gpuprobe.reporters.text.info import cells as device_cells
 
 _WORST = ("badge-bad", "badge-warning", "badge")
 

@@ -9,13 +9,14 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpuprobe.api.monitor import errors_of, headline, missing
+from gpuprobe.api.monitor import errors_of
 from gpuprobe.model.io.document import header
 from gpuprobe.model.machine.devices import Inventory
 from gpuprobe.model.machine.monitor import HostLoad, Moment
 from gpuprobe.model.machine.selection import Selection
 from gpuprobe.model.text import human_bytes, visible
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
+from gpuprobe.reporters.text.info import headline, missing
 from gpuprobe.tui.monitor.device_panes import PLOTS, Panel, device_detail, device_table, no_gpu
 from gpuprobe.tui.monitor.devices import DeviceRow, device_rows
 from gpuprobe.tui.monitor.history import DeviceHistory, ProcessHistory

@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from gpuprobe.api.monitor import RUNS_HEADING, run_line
 from gpuprobe.model.machine.process import ProcessDetails
 from gpuprobe.model.record import record
 from gpuprobe.model.text import human_bytes, visible, width, wrapped
 from gpuprobe.model.values import Unavailable
+from gpuprobe.reporters.text.runs import HEAD as RUNS_HEADING
+from gpuprobe.reporters.text.runs import line as run_line
 from gpuprobe.tui.monitor.history import ProcessHistory
 from gpuprobe.tui.monitor.processes import ListOptions, ProcessRow
 from gpuprobe.tui.widgets.plot import curve

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from gpuprobe.api.monitor import missing
 from gpuprobe.model.machine.devices import Container, GpuProcess
 from gpuprobe.model.machine.monitor import GpuWork, Moment, ProcessLoad, ServerLoad
 from gpuprobe.model.record import record
 from gpuprobe.model.text import human_bytes, visible
 from gpuprobe.model.values import Bytes, Reading, Unavailable
+from gpuprobe.reporters.text.info import missing
 
 Key = tuple[int, int]
 """PID and start in clock ticks since boot: unique, although PIDs are reused."""

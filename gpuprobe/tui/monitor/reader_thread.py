@@ -18,7 +18,7 @@ from gpuprobe.model.record import record
 
 
 class MachineReader(Protocol):
-    """The source of readings: `gpuprobe.api.monitor.Monitor`, or a log."""
+    """The source of readings: `gpuprobe.probes.monitor.Monitor`, or a log."""
 
     def read(self) -> Moment | None:
         """The next reading, or None after the last one."""

@@ -314,7 +314,7 @@ def confirm_ending(top: Dashboard, rows: Sequence[ProcessRow]) -> None:
 
 def _signal(top: Dashboard, row: ProcessRow, number: int) -> bool:
     """Send a signal; False, and a message, if that failed."""
-    from gpuprobe.api.monitor import end_process
+    from gpuprobe.probes.host import end_process
 
     try:
         end_process(row.pid, row.ticks, number)

@@ -12,11 +12,13 @@ from textual.message import Message
 from textual.screen import Screen
 from textual.worker import get_current_worker
 
-from gpuprobe.api.live import Followed
-from gpuprobe.api.monitor import RUNS_HEADING, run_line, runs
 from gpuprobe.errors import GpuprobeError
 from gpuprobe.model.run.totals import Run
 from gpuprobe.model.text import visible
+from gpuprobe.recording.load import Followed
+from gpuprobe.recording.running import running
+from gpuprobe.reporters.text.runs import HEAD as RUNS_HEADING
+from gpuprobe.reporters.text.runs import line as run_line
 from gpuprobe.tui.probe_app import APP_KEYS, ListScreen, ProbeApp
 from gpuprobe.tui.viewer.reading import ReadFailed
 from gpuprobe.tui.viewer.screen import ViewScreen
@@ -68,7 +70,7 @@ class RunsScreen(ListScreen):
     def _search(self) -> None:
         worker = get_current_worker()
         while not worker.is_cancelled:
-            self.post_message(self.Found(runs()))
+            self.post_message(self.Found(running()))
             until = time.monotonic() + self.interval
             while time.monotonic() < until and not worker.is_cancelled:
                 time.sleep(0.05)

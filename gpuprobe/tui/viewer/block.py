@@ -12,19 +12,15 @@ from textual.binding import BindingType
 from textual.containers import Vertical
 from textual.screen import ModalScreen
 
-from gpuprobe.api.live import (
-    BlockInfo,
-    BlockLife,
-    excerpt,
-    is_plumbing,
-    is_user_frame,
-    short_name,
-)
+from gpuprobe.analysis.inspection.lives import BlockLife
+from gpuprobe.analysis.inspection.trace import BlockInfo
+from gpuprobe.analysis.trace.frames import is_plumbing, is_user_frame, short_name
 from gpuprobe.model.needs import Need, use_in_words
 from gpuprobe.model.run.session import Session
 from gpuprobe.model.text import human_bytes, visible
 from gpuprobe.model.trace import Frame
 from gpuprobe.model.values import Unavailable
+from gpuprobe.recording.reader import excerpt
 from gpuprobe.tui.viewer.run_model import short_line
 from gpuprobe.tui.widgets.keymap import Key, bindings
 from gpuprobe.tui.widgets.styled_text import Line

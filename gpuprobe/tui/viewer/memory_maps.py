@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gpuprobe.api.live import Group, Kind, TraceState
+from gpuprobe.analysis.inspection.trace import Group, Kind, TraceState
 from gpuprobe.model.memory import BlockState, Category, Segment
 from gpuprobe.model.text import human_bytes, visible
 from gpuprobe.tui.widgets.palette import letter

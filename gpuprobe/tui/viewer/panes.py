@@ -12,20 +12,16 @@ from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.events import Resize
 
-from gpuprobe.api.live import (
-    Section,
-    Sentence,
-    StepPeak,
-    Surroundings,
-    facts_of_ranks,
-    now_sections,
-    rank_lines,
-)
+from gpuprobe.analysis.inspection.steps import StepPeak
+from gpuprobe.api.live import facts_of_ranks, rank_lines
 from gpuprobe.model.findings import Finding, to_document
 from gpuprobe.model.io.codec import to_plain
 from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.text import human_bytes, human_ns, visible, wrapped
 from gpuprobe.model.values import Unavailable
+from gpuprobe.reporters.sections.parts import Line as Sentence
+from gpuprobe.reporters.sections.parts import Section
+from gpuprobe.reporters.sections.watch import Surroundings, now_sections
 from gpuprobe.tui.viewer.reading import (
     OpenTraces,
     PeakRead,

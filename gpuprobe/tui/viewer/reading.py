@@ -14,26 +14,17 @@ from dataclasses import dataclass
 from textual.message import Message
 from textual.worker import Worker, get_current_worker
 
-from gpuprobe.api.live import (
-    Followed,
-    Insight,
-    Neighbours,
-    Share,
-    StepPeak,
-    Surroundings,
-    TraceInspector,
-    TraceRef,
-    insight,
-    neighbours,
-    open_traces,
-    out_of_memory,
-    step_peak,
-    trace_refs,
-)
+from gpuprobe.analysis.inspection.steps import Insight, StepPeak, insight, step_peak
+from gpuprobe.analysis.inspection.trace import TraceInspector, TraceRef, open_traces, trace_refs
+from gpuprobe.analysis.peak.high_water import Share
+from gpuprobe.api.live import neighbours, out_of_memory
 from gpuprobe.errors import GpuprobeError
 from gpuprobe.model.io.files import gc_paused
+from gpuprobe.model.machine.process import Neighbours
 from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.values import Unavailable
+from gpuprobe.recording.load import Followed
+from gpuprobe.reporters.sections.watch import Surroundings
 from gpuprobe.tui.viewer.run_model import Curves, RunModel, model_of
 
 _QUERY_EVERY = 5.0

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import overload
 
-from gpuprobe.api.live import StepPeak, groups_of, is_running, missing_of
+from gpuprobe.analysis.completeness import missing_of
+from gpuprobe.analysis.inspection.steps import StepPeak
+from gpuprobe.api.live import groups_of, is_running
 from gpuprobe.model.memory import Category
 from gpuprobe.model.needs import Need
 from gpuprobe.model.run.recording import RankRecording, Recording

@@ -15,10 +15,11 @@ from textual.events import Resize
 from textual.screen import Screen
 from textual.widgets import ContentSwitcher
 
-from gpuprobe.api.live import Followed, all_findings
+from gpuprobe.analysis.placement import all_findings
 from gpuprobe.model.io.document import header
 from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.text import visible, wrapped
+from gpuprobe.recording.load import Followed
 from gpuprobe.tui.probe_app import APP_KEYS, RELEASE_AFTER, ProbeApp, release_objects
 from gpuprobe.tui.viewer.panes import (
     FindingsPane,

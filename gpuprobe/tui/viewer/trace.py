@@ -16,9 +16,8 @@ from textual.events import Resize
 from textual.message import Message
 from textual.worker import get_current_worker
 
-from gpuprobe.api.live import (
+from gpuprobe.analysis.inspection.trace import (
     GROUPINGS,
-    NOT_TRACED,
     Group,
     Kind,
     TraceInspector,
@@ -27,6 +26,7 @@ from gpuprobe.api.live import (
     folded,
     trace_refs,
 )
+from gpuprobe.analysis.peak.needs import NOT_TRACED
 from gpuprobe.errors import GpuprobeError
 from gpuprobe.model.io.codec import to_plain
 from gpuprobe.model.io.files import gc_paused

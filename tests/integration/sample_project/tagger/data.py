@@ -28,6 +28,6 @@ class Texts(Dataset):
 
 def loaders(seed: int) -> tuple[DataLoader, DataLoader]:
     """Texts to learn from, and texts to check with."""
-    train = DataLoader(Texts(4 * BATCH_SIZE, seed), batch_size=BATCH_SIZE, shuffle=True)
-    held_back = DataLoader(Texts(2 * BATCH_SIZE, seed + 1), batch_size=BATCH_SIZE)
+    train = DataLoader(Texts(2 * BATCH_SIZE, seed), batch_size=BATCH_SIZE, shuffle=True)
+    held_back = DataLoader(Texts(BATCH_SIZE, seed + 1), batch_size=BATCH_SIZE)
     return train, held_back

@@ -1,0 +1,94 @@
+"""Estimates of one run on several GPUs: which hold it, how fast it is there, and at what cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gpuprobe.catalogue.gpus import all_models, parse_spec
+from gpuprobe.errors import UsageError
+from gpuprobe.model.plans.gpu_table import GpuRow, GpuTable
+from gpuprobe.model.plans.step_time import StepTime, cost_of
+from gpuprobe.model.values import Unavailable
+from gpuprobe.planning.trials import EstimateServer, ProgramStart
+from gpuprobe.reporters.json.estimate import estimate_of
+
+if TYPE_CHECKING:
+    from gpuprobe.sampler.program import Program
+
+
+def estimate_table(
+    program: Program,
+    gpus: str,
+    prices: Mapping[str, float],
+    order: Mapping[str, Any],
+    notify: Callable[[str], None],
+) -> GpuTable:
+    """The estimates of a program on each of ``gpus``, names separated by commas, or ``all`` of the
+    catalogue, one after the other. ``prices``: of an hour, by GPU; under "" the one of all others.
+    ``order``: the other arguments of `gpuprobe.api.estimates.estimate_program`.
+
+    Raises ConfigError for an unknown GPU, UsageError for a price of a GPU that is not among them.
+    """
+    names = _names(gpus)
+    unknown = sorted(set(prices) - {"", *names})
+    if unknown:
+        raise UsageError(
+            f"a price of {unknown[0]}, which is not estimated", hint=f"one of: {', '.join(names)}"
+        )
+    start = ProgramStart(program)
+    rows = []
+    with EstimateServer(start) as estimate:
+        for name in names:
+            notify(f"estimating on {name}")
+            document = estimate({**start.request(), **order, "gpu": name, "change": ""})
+            price = prices.get(name, prices.get("", 0.0))
+            rows.append(_row(name, document, price))
+    return GpuTable(_sorted(rows))
+
+
+def _names(gpus: str) -> list[str]:
+    if gpus.strip() == "all":
+        models = sorted(all_models(), key=lambda model: (model.total_memory, model.name))
+        return [model.name for model in models]
+    found = []
+    for part in gpus.split(","):
+        models_of = parse_spec(part)
+        several = f"{len(models_of)}x" if len(models_of) > 1 else ""
+        found.append(f"{several}{models_of[0].name}")
+    return list(dict.fromkeys(found))
+
+
+def _row(name: str, document: Mapping[str, Any], price: float) -> GpuRow:
+    if "error" in document:
+        return GpuRow(name, failed=str(document["error"]))
+    found = estimate_of(dict(document))
+    time = found.step_time
+    cost = None
+    if price and isinstance(time, StepTime):
+        cost = cost_of(time, price, max(found.ranks, found.devices))
+    return GpuRow(
+        name,
+        verdict=found.verdict,
+        total_low=found.total_low,
+        total_high=found.total_high,
+        capacity=found.capacity,
+        low_ns=0 if isinstance(time, Unavailable) else time.low_ns,
+        expected_ns=0 if isinstance(time, Unavailable) else time.expected_ns,
+        high_ns=0 if isinstance(time, Unavailable) else time.high_ns,
+        tokens=0 if isinstance(time, Unavailable) else time.tokens,
+        images=0 if isinstance(time, Unavailable) else time.images,
+        no_time=time.reason if isinstance(time, Unavailable) else "",
+        cost=cost,
+    )
+
+
+def _sorted(rows: Sequence[GpuRow]) -> tuple[GpuRow, ...]:
+    """Those that fit first; then the cheapest if all of these have a price, else the fastest."""
+    by_cost = all(row.cost is not None for row in rows if row.fits and row.expected_ns)
+
+    def key(row: GpuRow) -> tuple[bool, bool, bool, float]:
+        amount = row.cost.step_high if by_cost and row.cost is not None else row.expected_ns
+        return bool(row.failed), not row.fits, not row.expected_ns, amount
+
+    return tuple(sorted(rows, key=key))

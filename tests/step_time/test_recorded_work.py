@@ -1,0 +1,193 @@
+"""The work of recorded steps, on simulated GPUs: nothing is lost, and sizes are those of torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import gpuprobe
+from gpuprobe.model.run.launches import LaunchKind, rows_of
+from gpuprobe.model.run.session import Step
+from gpuprobe.model.run.work import Action, StepWork, Work, WorkKind
+from gpuprobe.model.values import Unavailable
+from gpuprobe.step_time.replay import Task, tasks_of
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.simulated]
+
+
+def recorded(path: Path, step: Callable[[], object], steps: int = 3) -> list[Step]:
+    with gpuprobe.record(path / "run.gpuprobe", level="trace") as recorder:
+        for _ in range(steps):
+            with recorder.step():
+                step()
+    (rank,) = gpuprobe.load(path / "run.gpuprobe").ranks
+    return list(rank.steps)
+
+
+def work_of(step: Step) -> StepWork:
+    assert isinstance(step.work, StepWork), step.work
+    return step.work
+
+
+def calls(step: StepWork) -> list[Task]:
+    """The launches of each call, once."""
+    tasks = [task for task in tasks_of(step) if task.action is Action.KERNEL]
+    return list({task.operator: task for task in tasks}.values())
+
+
+def kinds(step: StepWork) -> Counter[WorkKind]:
+    return Counter(task.work.kind for task in calls(step) if task.work is not None)
+
+
+def test_every_launch_has_an_operator_and_flops_are_those_of_torch(tmp_path: Path) -> None:
+    with gpuprobe.virtual_gpu("a100-40gb"):
+        import torch
+        from torch.utils.flop_counter import FlopCounterMode
+
+        model = torch.nn.Sequential(
+            torch.nn.Conv2d(3, 8, 3, stride=2, padding=1),
+            torch.nn.ReLU(),
+            torch.nn.Conv2d(8, 16, 3),
+            torch.nn.Flatten(),
+            torch.nn.Linear(16 * 30 * 30, 32),
+        ).cuda()
+        attention = torch.nn.MultiheadAttention(32, 4, batch_first=True).cuda()
+        optimizer = torch.optim.AdamW([*model.parameters(), *attention.parameters()])
+
+        def step() -> None:
+            x = model(torch.randn(6, 3, 64, 64, device="cuda")).view(2, 3, 32)
+            y, _ = attention(x, x, x, need_weights=False)
+            torch.bmm(y, y.transpose(1, 2)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        done = recorded(tmp_path, step)[-1]
+        with FlopCounterMode(display=False) as counter:
+            step()
+    work = work_of(done)
+    launched = [task for task in tasks_of(work) if task.action is Action.KERNEL]
+    assert all(task.operator and task.work is not None for task in launched)
+    assert not isinstance(done.launches, Unavailable)
+    counted = sum(
+        count
+        for kernel, _, count in rows_of(done.launches)
+        if kernel.kind in (LaunchKind.KERNEL, LaunchKind.LIBRARY)
+    )
+    assert len(launched) == counted
+    flops = sum(task.work.flops for task in calls(work) if task.work is not None)
+    assert flops == counter.get_total_flops()
+    assert work.images == 6
+    assert kinds(work)[WorkKind.CONVOLUTION] == 2
+    assert kinds(work)[WorkKind.CONVOLUTION_BACKWARD] == 2
+    places = {place.phase for place in work.places}
+    assert {"forward", "backward", "optimizer"} <= places
+
+
+def test_sizes_layouts_bytes_and_tokens(tmp_path: Path) -> None:
+    with gpuprobe.virtual_gpu("a100-40gb"):
+        import torch
+
+        embedding = torch.nn.Embedding(1000, 64).cuda()
+        layer = torch.nn.Linear(64, 96, bias=False).cuda().bfloat16()
+
+        def step() -> None:
+            rows = embedding(torch.randint(1000, (4, 32), device="cuda"))
+            layer(rows.bfloat16()).float().sum().backward()
+
+        work = work_of(recorded(tmp_path, step)[-1])
+    products = {
+        (task.work.sizes, task.work.variant): task.work
+        for task in calls(work)
+        if task.work is not None and task.work.kind is WorkKind.MATMUL
+    }
+    assert set(products) == {((1, 128, 96, 64), "NT"), ((1, 128, 64, 96), "NN"),
+                             ((1, 96, 64, 128), "TN")}  # fmt: skip
+    forward = products[(1, 128, 96, 64), "NT"]
+    assert forward.dtype == "bfloat16"
+    assert (forward.read, forward.written) == ((128 * 64 + 96 * 64) * 2, 128 * 96 * 2)
+    lookup = one(work, "aten::embedding")
+    assert lookup.kind is WorkKind.INDEXED
+    assert lookup.read == 128 * 8 + 128 * 64 * 4  # the indices, and as many rows
+    assert lookup.written == 128 * 64 * 4
+    assert work.tokens == 128
+
+
+def one(work: StepWork, operator: str) -> Work:
+    (found,) = {t.work for t in calls(work) if t.work is not None and t.work.operator == operator}
+    return found
+
+
+def test_streams_events_copies_and_graphs(tmp_path: Path) -> None:
+    with gpuprobe.virtual_gpu("a100-40gb"):
+        import torch
+
+        x = torch.ones(1 << 20, device="cuda")
+        pinned, pageable = torch.ones(1 << 18).pin_memory(), torch.ones(1 << 18)
+        side = torch.cuda.Stream()
+        graph = torch.cuda.CUDAGraph()
+        results: list[torch.Tensor] = []
+
+        def step() -> None:
+            if not results:
+                with torch.cuda.graph(graph):
+                    results.append(x * 2)
+            with torch.cuda.stream(side):
+                x.add_(1)
+            torch.cuda.current_stream().wait_stream(side)
+            pinned.cuda(non_blocking=True)
+            pageable.cuda()
+            results[0].sum().item()
+            graph.replay()
+
+        work = work_of(recorded(tmp_path, step)[-1])
+    tasks = tasks_of(work)
+    actions = [task.action for task in tasks]
+    assert actions.index(Action.RECORD) < actions.index(Action.WAIT)
+    (record,) = (task for task in tasks if task.action is Action.RECORD)
+    (wait,) = (task for task in tasks if task.action is Action.WAIT)
+    assert record.event == wait.event
+    assert record.stream != wait.stream
+    copies = [task.work for task in tasks if task.action is Action.COPY]
+    assert [(w.variant, w.read) for w in copies if w is not None] == [
+        ("h2d", 1 << 20),
+        ("pageable h2d", 1 << 20),
+        ("d2h", 4),
+    ]
+    replayed = actions.index(Action.GRAPH)
+    assert actions[replayed + 1] is Action.KERNEL
+    assert tasks[replayed + 1].work is not None  # the operator that was captured
+    assert tasks[replayed + 1].work.operator == "aten::mul"
+
+
+def test_a_step_that_is_not_traced_has_no_work(tmp_path: Path) -> None:
+    with gpuprobe.virtual_gpu("a100-40gb"):
+        import torch
+
+        x = torch.ones(8, device="cuda")
+        steps = recorded(tmp_path, lambda: x.add_(1), steps=5)
+    assert [isinstance(step.work, StepWork) for step in steps] == [True] * 3 + [False] * 2
+
+
+def test_an_internal_error_does_not_reach_a_triton_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gpuprobe.sampler.tracing import work as tracing
+
+    def broken(*_: object) -> Work:
+        raise KeyError("broken on purpose")
+
+    monkeypatch.setattr(tracing, "inductor_work", broken)
+    with gpuprobe.virtual_gpu("a100-40gb"):
+        import torch
+
+        compiled = torch.compile(lambda x: (x * 2 + 1).relu())
+        x = torch.ones(64, 64, device="cuda")
+        results: list[object] = []
+        recorded(tmp_path, lambda: results.append(compiled(x)))
+    assert len(results) == 3  # the program went on
+    (rank,) = gpuprobe.load(tmp_path / "run.gpuprobe").ranks
+    assert rank.end is not None
+    assert any("broken on purpose" in fault for fault in rank.end.gpuprobe_faults)

@@ -1,0 +1,94 @@
+"""One GPU against two, without any: recordings of simulated ranks, and their predicted times."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """\
+import os
+import torch
+import torch.distributed as dist
+
+several = "RANK" in os.environ
+if several:
+    dist.init_process_group("nccl")
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+model = torch.nn.Sequential(*(torch.nn.Linear(2048, 2048) for _ in range(4))).cuda()
+if several:
+    model = torch.nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+for _ in range(3):
+    model(torch.randn(64, 2048, device="cuda")).pow(2).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+if several:
+    dist.destroy_process_group()
+"""
+
+
+def gpuprobe(*words: str, folder: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "gpuprobe", *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("scaling")
+    (folder / "train.py").write_text(PROGRAM, encoding="utf-8")
+    run = ("run", "--level", "trace", "-o")
+    gpuprobe(*run, "one.gpuprobe", "--gpu", "a100-40gb", "train.py", folder=folder)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py"]
+    gpuprobe(*run, "two.gpuprobe", "--gpu", "2xa100-40gb", "--", *torchrun, folder=folder)
+    return folder
+
+
+def test_efficiency_is_predicted(folder: Path) -> None:
+    found = json.loads(gpuprobe("scale", "one.gpuprobe", "two.gpuprobe", "--json", folder=folder))
+    assert found["predicted"]
+    one, two = found["rows"]
+    assert (one["ranks"], two["ranks"]) == (1, 2)
+    assert 0.2 < two["efficiency"] < 1
+    assert two["lost_communication"] > 0
+    lost = two["lost_own"] + two["lost_communication"] + two["lost_waiting"]
+    assert lost == pytest.approx(two["lost"])
+
+
+def test_ranks_of_a_launcher_have_the_uses_of_memory(folder: Path) -> None:
+    """Their simulated GPU begins after the recording, and its handler of operators comes last."""
+    report = json.loads(gpuprobe("report", "two.gpuprobe", "--json", folder=folder))
+    assert report["step_time"]["expected_ns"] > 0
+    assert any(row["name"] == "collective" for row in report["step_time"]["by_kind"])
+    assert "rows" in report["needs"]
+    assert not any(cause["rule"] == "too-early" for cause in report["causes"])  # DDP's buckets
+
+
+def test_an_estimate_has_time_and_cost(folder: Path) -> None:
+    words = ("estimate", "train.py", "--gpu", "a100-40gb", "--price", "1.5", "--json")
+    found = json.loads(gpuprobe(*words, folder=folder))
+    time, cost = found["step_time"], found["cost"]
+    assert time["low_ns"] <= time["expected_ns"] <= time["high_ns"]
+    assert cost["step_high"] == pytest.approx(time["high_ns"] * 1.5 / 3600e9)
+    # The same work was recorded: the same figure.
+    one = json.loads(gpuprobe("report", "one.gpuprobe", "--json", folder=folder))["step_time"]
+    assert one["expected_ns"] == pytest.approx(time["expected_ns"], rel=0.02)
+
+
+def test_a_gpu_without_speeds_is_refused(folder: Path) -> None:
+    words = ("estimate", "train.py", "--gpu", "rtx4060-laptop", "--json")
+    found = json.loads(gpuprobe(*words, folder=folder))
+    assert found["step_time"] == {
+        "unavailable": "no speeds are known of rtx4060-laptop",
+        "status": "error",
+    }
