@@ -107,12 +107,18 @@ def goal(both: Sequence[Pair]) -> list[Pair]:
     return [pair for pair in both if pair[0]["use"] == "held" and pair[0]["class"] == GOAL_CLASS]
 
 
+def many(row: Mapping[str, Any]) -> str:
+    return "1" if row["gpus"] == 1 else "several"
+
+
 def text_of(both: Sequence[Pair], without: Sequence[tuple[Mapping[str, Any], str]]) -> str:
     held = goal(both)
     lines = ["Held rows of training, dense, half precision, one node:", ""]
     lines += ["| " + HEAD.lstrip("| "), "|" + " --- |" * 7]
     if held:
-        lines += ["| " + cells(held) + " |", "", *table(held, ("source", "gpu"))]
+        lines += ["| " + cells(held) + " |", ""]
+        counted = [({**row, "GPUs": many(row)}, one, truth) for row, one, truth in held]
+        lines += [*table(counted, ("source", "GPUs")), "", *table(held, ("source", "gpu"))]
     rest = [pair for pair in both if pair not in held]
     lines += ["", "The others:", "", *table(rest, ("class", "source", "gpu", "use"))]
     if without:
