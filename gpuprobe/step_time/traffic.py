@@ -53,6 +53,9 @@ _BY_PROCESSORS: Final = frozenset(reach for _, reach in _FAMILIES)
 _A100: Final = 108 * 1.41e9 / 2039e9
 """Cycles of all processors for each byte, there. These families are bound by instructions as much
 as by bytes: where the bandwidth grew more than the processors, their share falls. A model."""
+_HALF: Final = ("float16", "bfloat16")
+_MORE_ELEMENTS: Final = Factors(1.0, 1.5)
+"""They were measured in float32: as many bytes of half precision are twice the instructions."""
 _MEMORY: Final = {"pascal": 0.74, "volta": 0.95, "turing": 0.85}
 """Share of the bandwidth that is reached there, of that on later GPUs, by the same kernels of
 NeuSight: 0.62, 0.78 and 0.72 of the data sheet's, 0.81 on A100."""
@@ -74,8 +77,11 @@ def price(work: Work, speeds: Speeds, kernels: int) -> Priced:
         share *= min(1.0, speeds.processor_rate / speeds.bandwidth / _A100)
     moved = (work.read + work.written) / (share * speeds.bandwidth)
     moved /= cached(work.read + work.written, speeds.l2)
+    factors = reach.factors
+    if reach in _BY_PROCESSORS and work.dtype in _HALF:
+        factors = factors.wider(_MORE_ELEMENTS)
     line = f"memory bandwidth: {speeds.source}; share reached: kernels of NeuSight and Liger-Kernel"
-    return _with_kernels(moved, reach.factors, kernels, line, _source(speeds))
+    return _with_kernels(moved, factors, kernels, line, _source(speeds))
 
 
 def _reach(work: Work) -> _Reach:

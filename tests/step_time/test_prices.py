@@ -258,9 +258,11 @@ def test_collectives_take_longer_without_nvlink() -> None:
 
 
 def test_rows_that_are_not_aligned_cost_more_than_longer_ones() -> None:
-    odd, even = (product("float16", 1, 8192, n, 768) for n in (50257, 50304))
+    sizes = (50257, 50258, 50260, 50304)  # 2, 4, 8 and 16 bytes divide a row
     for gpu in ("a100-80gb", "h100-80gb"):
-        assert price(gpu, odd).expected > price(gpu, even).expected
+        seconds = [price(gpu, product("float16", 1, 8192, n, 768)).expected for n in sizes]
+        assert seconds == sorted(seconds, reverse=True)
+        assert seconds[0] > 1.9 * seconds[-1]
 
 
 def test_provenance_has_a_line_for_each_source_used() -> None:
@@ -368,3 +370,38 @@ def test_errors_of_shapes_that_were_left_out_are_as_stated(name: str) -> None:
 def test_the_contract_of_a_price_source() -> None:
     assert [source.name for source in PriceSource] == ["MEASURED", "MODEL", "GENERIC"]
     assert get_args(Price | Unavailable) == (Price, Unavailable)
+
+
+def softmax(row: int, dtype: str = "float32") -> Work:
+    size = 1 << 32
+    return Work("aten::_softmax", WorkKind.ELEMENTS, dtype, (row,), read=size, written=size)
+
+
+def test_a_softmax_over_long_rows_reads_them_again() -> None:
+    """Cross-entropy of torch on A100, 131,072 columns of 16,384 tokens: Liger-Kernel's table."""
+    size = 16384 * 131072 * 4
+    work = Work("aten::_log_softmax", WorkKind.ELEMENTS, "float32", (131072,), "", 0, size, size)
+    result = price("a100-80gb", work)
+    assert result.low <= 20.7e-3 <= result.high
+    assert price("a100-80gb", softmax(1024)).expected < price("a100-80gb", softmax(1025)).expected
+
+
+def test_a_softmax_gains_less_than_the_bandwidth_of_newer_gpus() -> None:
+    h100, h200 = (price(gpu, softmax(384)).expected for gpu in ("h100-80gb", "h200-141gb"))
+    assert 1.0 <= h100 / h200 < 4800 / 3350
+    added = moved(WorkKind.ELEMENTS, 1 << 32)
+    assert price("h100-80gb", added).expected / price("h200-141gb", added).expected > 1.4
+
+
+def test_half_precision_is_less_certain_where_float32_was_measured() -> None:
+    wide, half = price("a100-80gb", softmax(384)), price("a100-80gb", softmax(384, "float16"))
+    assert half.expected == wide.expected
+    assert half.low == pytest.approx(wide.low)
+    assert half.high > 1.05 * wide.high
+
+
+def test_a_batch_beyond_the_l2_moves_its_bytes() -> None:
+    """Attention by matrix products: 1,792 of (384, 64) @ (64, 384)."""
+    work = Work("aten::bmm", WorkKind.MATMUL, "float16", (1792, 384, 384, 64), "NT")
+    bytes_moved = 1792 * 2 * (2 * 384 * 64 + 384 * 384)
+    assert price("h100-80gb", work).expected >= bytes_moved / (0.65 * 3350e9)
