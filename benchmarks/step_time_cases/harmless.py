@@ -38,12 +38,6 @@ HARMLESS: dict[str, Case] = {
         "pytorch/torchtitan (reshape), Lightning-AI/litgpt",
         "a copy only if contiguous() made one, too",
     ),
-    "logits_as_float": Case(
-        "gpt",
-        (("        logits = self.head(x)\n", "        logits = self.head(x).float()\n"),),
-        "huggingface/transformers#33902 (the other way)",
-        "autocast computes cross_entropy in float32, and casts the logits if nobody else does",
-    ),
     "loop_over_projections": Case(
         "gpt",
         (

@@ -30,8 +30,8 @@ class Sorted(NamedTuple):
 
 
 def sort_options(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> Sorted:
-    """Move the long options that ``parser`` knows, and the script does not have, from after the
-    script to before it.
+    """Move the options that ``parser`` knows, and the script does not have, from after the script
+    to before it: long ones, and short ones that take a value.
     """
     known = parser._option_string_actions  # argparse has no public list
     scripts_own = parser.get_default("scripts_own") or ()
@@ -58,7 +58,7 @@ def sort_options(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> S
             if word == "-m":
                 script_words += arguments[at : at + 1]
                 at += 1
-        elif action is not None and (name.startswith("--") or not script_words):
+        elif action is not None and (not script_words or _may_follow(name, action)):
             if script_words and text.has(name):
                 scripts.append(name)
                 script_words.append(word)
@@ -76,6 +76,13 @@ def sort_options(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> S
     options = script_words[2 if script_words[:1] == ["-m"] else 1 :]
     mixed = script_words[:1] == ["-m"] and any(word.startswith("-") for word in options)
     return Sorted([*own, *script_words], tuple(scripts), tuple(moved) if mixed else ())
+
+
+def _may_follow(name: str, action: argparse.Action) -> bool:
+    """Whether an option after the script may be gpuprobe's: not ``-m``, nor ``-h`` and ``-v``,
+    which a script may have without naming them.
+    """
+    return name.startswith("--") or (name != "-m" and action.nargs != 0)
 
 
 _FROM_NAMES: Final = re.compile(

@@ -43,6 +43,18 @@ def test_ours_wherever_they_stand(
     assert (args.gpu, args.steps, args.script, args.args) == (gpu, steps, script, rest)
 
 
+def test_a_short_option_with_a_value(parser: argparse.ArgumentParser, tmp_path: Path) -> None:
+    """Left to the script, it would have no effect, and nobody would notice."""
+    args = parser.parse_args(sort_options(parser, ["train.py", "-o", "a.gpuprobe", "-v"]).arguments)
+    assert (args.output, args.args) == ("a.gpuprobe", ["-v"])
+    script = tmp_path / "train.py"
+    script.write_text("parser.add_argument('-o')")
+    found = sort_options(parser, [str(script), "-o", "model.pt"])
+    args = parser.parse_args(found.arguments)
+    assert (args.output, args.args) == (None, ["-o", "model.pt"])
+    assert found.scripts == ("-o",)
+
+
 def test_a_module(parser: argparse.ArgumentParser) -> None:
     found = sort_options(parser, ["--json", "-m", "package.train", "--gpu", "t4", "--lr", "1"])
     args = parser.parse_args(found.arguments)
