@@ -26,6 +26,9 @@ from gpuprobe.step_time.price import Price, PriceSource
 from gpuprobe.step_time.prices import Prices
 from gpuprobe.step_time.replay import Costs, Resource, Task, TaskSpan, play, tasks_of
 
+VERSION: Final = 1
+"""Of the prices and of the replay: increased with every change of the figures. Times of different
+versions are not comparable."""
 MOST_LEFT_OUT: Final = 0.05
 """Of the bytes of a step, or of its floating-point operations, without a price: with more there is
 no prediction."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 from functools import lru_cache
-from pathlib import Path
 from typing import Final
 
 from gpuprobe.model.plans.step_time import StepTime
@@ -72,18 +70,6 @@ def _step_and_prices(
     name = names.pop()
     of_gpu = prices(name if gpu else _named().get(name, name), network)
     return of_gpu if isinstance(of_gpu, Unavailable) else (*whole[-1], of_gpu)
-
-
-@lru_cache(maxsize=1)
-def prices_digest() -> str:
-    """What predictions depend on apart from the program: this package's code and its tables, as 12
-    digits. Times of different ones are not comparable.
-    """
-    digest = hashlib.blake2b(digest_size=6)
-    for path in sorted(Path(__file__).parent.iterdir()):
-        if path.suffix in (".py", ".json"):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()
 
 
 _SEVERAL: Final = "the process uses GPUs of several kinds"

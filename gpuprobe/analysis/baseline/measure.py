@@ -39,7 +39,8 @@ from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.run.session import DeviceWindow, Step
 from gpuprobe.model.trace import COLUMNS, EventColumns, LiveColumns, MemoryTrace
 from gpuprobe.model.values import Bytes, Peak, Unavailable
-from gpuprobe.step_time.recorded import prices_digest, step_time_of
+from gpuprobe.step_time.predict import VERSION
+from gpuprobe.step_time.recorded import step_time_of
 
 ReadSources: TypeAlias = Callable[[Mapping[str, str]], Mapping[str, Source]]
 
@@ -112,7 +113,7 @@ def baseline_of(
             "level": site.rank.session.level,
             "torch": ".".join(torch.partition("+")[0].split(".")[:2]),
             **({"precision": precision} if precision else {}),
-            **({"prices": prices_digest()} if "step_time" in metrics else {}),
+            **({"prices": str(VERSION)} if "step_time" in metrics else {}),
         },
         steps=len(steps),
         metrics=metrics,
