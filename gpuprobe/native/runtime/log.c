@@ -40,7 +40,8 @@ void log_add(log_entry entry) {
   if (!entry.work) entry.work = work;
   pthread_mutex_lock(&lock);
   unsigned on = atomic_load_explicit(&logging, memory_order_relaxed);
-  for (int i = 0; i < 2; i++) if (on >> i & 1) append(&logs[i], &entry);
+  bool call = entry.kind != LOG_OPERATOR && entry.kind != LOG_GRAPH_NODE;   // one of the program's
+  for (int i = call ? 0 : 1; i < 2; i++) if (on >> i & 1) append(&logs[i], &entry);
   pthread_mutex_unlock(&lock);
 }
 // A child logs nothing, and has none of the threads that may hold the lock.
