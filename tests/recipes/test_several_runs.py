@@ -102,7 +102,7 @@ def test_all_runs_are_written_and_checked(project: Path, capfd: pytest.CaptureFi
     assert "evaluate: " in (project / "c.html").read_text(encoding="utf-8")
 
     assert main(["check", "--run", "train"]) == 0
-    assert capfd.readouterr().out.startswith("memory is within the baseline\n")
+    assert capfd.readouterr().out.startswith("memory is within the baseline")
     assert main(["check", "--markdown", "--run", "evaluate", "--run", "train"]) == 1
     out = capfd.readouterr().out
     assert out.startswith("### ❌ gpuprobe: 1 of 2 runs above the baseline")

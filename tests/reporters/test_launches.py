@@ -210,7 +210,7 @@ def test_a_recording_of_before_has_none(tmp_path: Path) -> None:
     stream = path / "rank-00000.jsonl"
     lines = stream.read_text().splitlines()
     assert "launches" not in lines[-1]
-    stream.write_text("\n".join([lines[0].replace("[2,9]", "[2,3]"), *lines[1:]]) + "\n")
+    stream.write_text("\n".join([lines[0].replace("[2,10]", "[2,3]"), *lines[1:]]) + "\n")
     found = read_recording(path)
     assert found.schema_version == (2, 3)
     assert isinstance(found.ranks[0].steps[0].launches, Unavailable)
