@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from gpuprobe.causes.answer import Answer
+from gpuprobe.causes.answer import EXPECTED, Answer, Expected
 from gpuprobe.causes.groups import HeldGroup
 from gpuprobe.model.memory import Category
 from gpuprobe.model.text import human_bytes
 
 
-def diagnose(group: HeldGroup) -> Answer | None:
+def diagnose(group: HeldGroup) -> Answer | Expected | None:
     """Gradients that are computed and never used, or not used again."""
     if not group.mostly(Category.GRADIENT):
         return None
@@ -22,7 +22,9 @@ def diagnose(group: HeldGroup) -> Answer | None:
             code="module.requires_grad_(False)",
         )
     if 2 * sum(block.bytes for block in group.blocks if block.earlier) <= group.bytes:
-        return None  # of this step: if there is an optimizer, it has just used them
+        # Of this step. The optimizer has just used them; until it zeroes them they are .grad.
+        used = sum(b.bytes for b in group.blocks if b.phase.partition("/")[0] == "optimizer")
+        return EXPECTED if 2 * used > group.bytes else None
     return Answer(
         "late-zero-grad",
         f"{human_bytes(group.bytes)} of gradients{owner} of the step before are still there: "
