@@ -24,7 +24,7 @@ from gpuprobe.model.run.work import Action, StepWork, Work, WorkKind, WorkPlace,
 from gpuprobe.model.values import Nanoseconds, Unavailable
 from gpuprobe.step_time.price import Price, PriceSource
 from gpuprobe.step_time.prices import Prices
-from gpuprobe.step_time.replay import Costs, Resource, Task, TaskSpan, play, tasks_of
+from gpuprobe.step_time.replay import ON_GPU, Costs, Resource, Task, TaskSpan, play, tasks_of
 
 VERSION: Final = 1
 """Of the prices and of the replay: increased with every change of the figures. Times of different
@@ -42,7 +42,6 @@ _SLOWER: Final = 0.08
 that is short of memory. By the spread of the training steps on A100 40 GB to which the share of the
 speed under load was fitted (docs/verification/step-time-truths.md): most are within 5%, some are
 slower."""
-_ON_GPU: Final = frozenset((Action.KERNEL, Action.COLLECTIVE, Action.COPY, Action.FILL))
 _PEERS: Final = frozenset(("Send", "Recv"))
 _ALLOCATION: Final = (20e-6, 200e-6, 1e-3)
 """Seconds of a cudaMalloc, or of a cudaFree without its wait: low, expected, high. A model."""
@@ -50,11 +49,14 @@ _ALLOCATION: Final = (20e-6, 200e-6, 1e-3)
 
 @dataclass(frozen=True, slots=True)
 class _Priced:
-    """Prices by the index of the task; None where it is not on the GPU or has none."""
+    """The tasks of a step, with prices by the index of the task; None where it is not on the GPU or
+    has none. ``devices``: by the number of a stream.
+    """
 
     tasks: Sequence[Task]
     prices: Sequence[Price | None]
     left_out: tuple[str, ...]
+    devices: Sequence[str]
 
 
 def predict(
@@ -63,18 +65,13 @@ def predict(
     """The time of a step; Unavailable, with the reason, where too much of it has no price.
     ``per_node``: ranks on each node. Raises DataError for damaged columns.
     """
-    if not step.complete:
-        return Unavailable("the step made more calls than are kept")
-    tasks = with_exchanges(tasks_of(step))
-    priced = _priced(tasks, prices, per_node)
+    priced = _priced(step, prices, per_node)
     if isinstance(priced, Unavailable):
         return priced
-    if not any(priced.prices):
-        return Unavailable("the step computes nothing on a GPU")
-    devices = [name.partition("/")[0] for name in step.streams]
+    tasks = priced.tasks
     low, high = _range(priced)
     (spans, ends), *others = (
-        _played(priced, devices, prices, factor, host)
+        _played(priced, prices, factor, host)
         for factor, host in ((1.0, 1), (low, 0), (high, 2))
     )
     expected, fast, slow = (_ns(e[-1] - e[-2]) for e in (ends, *(e for _, e in others)))
@@ -154,17 +151,14 @@ def timeline(
     """The expected course of a step in a loop of equal ones, in order of start. The host may issue
     it before the GPU has done the step before. Raises DataError for damaged columns.
     """
-    tasks = tasks_of(step)
-    priced = _priced(tasks, prices, per_node)
+    priced = _priced(step, prices, per_node)
     if isinstance(priced, Unavailable):
         return priced
-    devices = [name.partition("/")[0] for name in step.streams]
-    spans, _ = _played(priced, devices, prices, 1.0, 1)
-    if not spans[-1]:
-        return Unavailable("the step does nothing on a GPU")
+    tasks = priced.tasks
+    spans, _ = _played(priced, prices, 1.0, 1)
     began = min(span.start for span in spans[-1])
     _, at = unpack(step.operators, "operators")
-    found = []
+    course = []
     for span in sorted(spans[-1], key=lambda span: span.start):
         task = tasks[span.task]
         on_host = span.resource is Resource.HOST
@@ -173,7 +167,7 @@ def timeline(
             what = _name(task.work) if task.work.kind is not WorkKind.COPY else task.work.variant
         if task.action is Action.COLLECTIVE and task.work is not None:
             what = task.work.variant
-        found.append(
+        course.append(
             TimelineSpan(
                 _ns(span.start - began),
                 _ns(span.end - began),
@@ -183,7 +177,7 @@ def timeline(
                 step.places[at[task.operator - 1]] if task.operator else None,
             )
         )
-    return found
+    return course
 
 
 def _ns(seconds: float) -> Nanoseconds:
@@ -198,12 +192,15 @@ def _calls(tasks: Sequence[Task]) -> Iterable[Task]:
             if task.operator and task.operator != last:
                 last = task.operator
                 yield task
-        elif task.action in _ON_GPU:
+        elif task.action in ON_GPU:
             yield task
 
 
-def _priced(tasks: Sequence[Task], prices: Prices, per_node: int) -> _Priced | Unavailable:
-    known: dict[tuple[Work | None, int], Price | Unavailable] = {}
+def _priced(step: StepWork, prices: Prices, per_node: int) -> _Priced | Unavailable:
+    """The tasks and their prices; Unavailable, with the reason, where too much has none."""
+    if not step.complete:
+        return Unavailable("the step made more calls than are kept")
+    tasks = with_exchanges(tasks_of(step))
     by_task: list[Price | None] = []
     missing: dict[str, Counter[str]] = {}
     without_bytes = without_flops = every_byte = every_flop = 0.0
@@ -213,7 +210,7 @@ def _priced(tasks: Sequence[Task], prices: Prices, per_node: int) -> _Priced | U
         if task.action is Action.OPERATOR and work is not None and work.kind is WorkKind.HOST:
             on_host["operators"] += 1
             on_host["bytes"] += work.read
-        if task.action not in _ON_GPU:
+        if task.action not in ON_GPU:
             by_task.append(None)
             continue
         if task.action is Action.COLLECTIVE and work is not None:
@@ -224,14 +221,7 @@ def _priced(tasks: Sequence[Task], prices: Prices, per_node: int) -> _Priced | U
                 )
             ranks = work.sizes[0]
             work = replace(work, sizes=(ranks, math.ceil(ranks / per_node)))
-        key = work, task.kernels
-        price = known.get(key)
-        if price is None:
-            price = known[key] = (
-                Unavailable("a kernel that no operator launched")
-                if work is None
-                else prices.of(work, task.kernels)
-            )
+        price = _NO_OPERATOR if work is None else prices.of(work, task.kernels)
         bytes_, flops = (0, 0) if work is None else (work.read + work.written, work.flops)
         each = max(1, task.kernels) if task.action is Action.KERNEL else 1
         every_byte += bytes_ / each
@@ -258,7 +248,13 @@ def _priced(tasks: Sequence[Task], prices: Prices, per_node: int) -> _Priced | U
         return Unavailable(f"no price for a large part of the step: {'; '.join(rows[:3])}")
     if on_host:
         rows = (*rows, _host_text(on_host))
-    return _Priced(tasks, by_task, rows)
+    if not any(by_task):
+        return Unavailable("the step computes nothing on a GPU")
+    devices = [name.partition("/")[0] for name in step.streams]
+    return _Priced(tasks, by_task, rows, devices)
+
+
+_NO_OPERATOR: Final = Unavailable("a kernel that no operator launched")
 
 
 def _missing_text(names: Counter[str], reason: str) -> str:
@@ -309,7 +305,7 @@ def _range(priced: _Priced) -> tuple[float, float]:
 
 
 def _played(
-    priced: _Priced, devices: Sequence[str], prices: Prices, factor: float, which: int
+    priced: _Priced, prices: Prices, factor: float, which: int
 ) -> tuple[list[list[TaskSpan]], list[float]]:
     """The spans of two steps, and when each ended, in seconds. ``which``: the low (0),
     expected (1) or high (2) cost of the host.
@@ -317,7 +313,7 @@ def _played(
     call, launch = (_at(price, which) for price in (prices.host_call, prices.host_launch))
     gpu, host = [], []
     first = True
-    launching = {task.operator for task in priced.tasks if task.action in _ON_GPU}
+    launching = {task.operator for task in priced.tasks if task.action in ON_GPU}
     for task, price in zip(priced.tasks, priced.prices, strict=True):
         gpu.append(0.0 if price is None else price.expected * factor)
         action = task.action
@@ -333,7 +329,7 @@ def _played(
             host.append(_ALLOCATION[which])
         else:
             host.append(launch)
-    return play(priced.tasks, devices, Costs(gpu, host, launch))
+    return play(priced.tasks, priced.devices, Costs(gpu, host, launch))
 
 
 def _at(price: Price, which: int) -> float:
@@ -467,11 +463,11 @@ def _whole(
 ) -> list[tuple[str, Nanoseconds, int]]:
     """Sums of seconds as rows of nanoseconds that add up to the total, the most first."""
     rows = sorted(sums.items(), key=lambda item: (-item[1][0], item[0]))
-    found = [(name, _ns(seconds), calls) for name, (seconds, calls) in rows]
-    if found:
-        name, ns, calls = found[0]
-        found[0] = name, Nanoseconds(max(0, ns + total - sum(row[1] for row in found))), calls
-    return found
+    whole = [(name, _ns(seconds), calls) for name, (seconds, calls) in rows]
+    if whole:
+        name, ns, calls = whole[0]
+        whole[0] = name, Nanoseconds(max(0, ns + total - sum(row[1] for row in whole))), calls
+    return whole
 
 
 def _bound(work: Work | None, prices: Prices) -> str:
@@ -518,7 +514,7 @@ def _shares(
         rest = rows[_MOST_ROWS - 1 :]
         rows[_MOST_ROWS - 1 :] = [
             (
-                f"{len(rest)} others",
+                f"({len(rest)} more)",
                 Nanoseconds(sum(row[1] for row in rest)),
                 sum(row[2] for row in rest),
             )

@@ -37,10 +37,6 @@ class Prices:
 
     def __init__(self, speeds: Speeds, network: float = 0.0) -> None:
         self.name: str = speeds.name
-        self.peak_flops: float = max(
-            (rate for dtype, rate in speeds.peak.items() if dtype in ("float16", "bfloat16")),
-            default=max(speeds.peak.values()),
-        )
         self._speeds = speeds
         self._network = network
         self._provenance: dict[str, None] = {_HOST: None}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import islice
 from typing import Final
 
 from gpuprobe.model.plans.step_time import StepTime
@@ -14,6 +15,7 @@ from gpuprobe.step_time.prices import Prices, prices
 from gpuprobe.step_time.speeds import all_speeds
 
 _NODE: Final = 8  # GPUs of a node, if nothing else is known: of NVIDIA's DGX and HGX systems
+_FIRST_STEPS: Final = 64  # steps in which work is searched: those of a long run stay undecoded
 NO_WORK: Final = Unavailable(
     "the work of steps is recorded on simulated GPUs, at level trace: gpuprobe run --gpu GPU "
     "--level trace"
@@ -29,19 +31,19 @@ def step_time_of(
     on each node, by default up to 8. ``network``: GB/s of each GPU's network adapter, 0 if there is
     none. Raises DataError for a damaged recording.
     """
-    found = _step_and_prices(rank, gpu, network)
-    if isinstance(found, Unavailable):
-        return found
-    index, work, of_gpu = found
+    chosen = _step_and_prices(rank, gpu, network)
+    if isinstance(chosen, Unavailable):
+        return chosen
+    index, work, of_gpu = chosen
     return predict(work, index, of_gpu, per_node=per_node or _per_node(rank))
 
 
 def timeline_of(rank: RankRecording) -> tuple[str, list[TimelineSpan]] | Unavailable:
     """The GPU's name, and the course of the step whose time `step_time_of` predicts."""
-    found = _step_and_prices(rank, "", 0.0)
-    if isinstance(found, Unavailable):
-        return found
-    _, work, of_gpu = found
+    chosen = _step_and_prices(rank, "", 0.0)
+    if isinstance(chosen, Unavailable):
+        return chosen
+    _, work, of_gpu = chosen
     spans = timeline(work, of_gpu, per_node=_per_node(rank))
     return spans if isinstance(spans, Unavailable) else (of_gpu.name, spans)
 
@@ -53,10 +55,14 @@ def _per_node(rank: RankRecording) -> int:
 def _step_and_prices(
     rank: RankRecording, gpu: str, network: float
 ) -> tuple[int, StepWork, Prices] | Unavailable:
-    """The last whole step with work: its index and work, and the prices of its GPU."""
+    """The last whole step with work, of the first ones: its index and work, and the prices of its
+    GPU.
+    """
+    if not rank.session.virtual:
+        return NO_WORK
     known = [
         (step.index, step.ended_by, step.work)
-        for step in rank.steps
+        for step in islice(rank.steps, _FIRST_STEPS)
         if not isinstance(step.work, Unavailable)
     ]
     if not known:

@@ -140,7 +140,7 @@ class _Player:
         # With computing on one stream of a device, its order is enough.
         used: dict[tuple[str, Resource], set[int]] = {}
         for task in tasks:
-            if task.action in _ON_GPU:
+            if task.action in ON_GPU:
                 resource = resource_of(task)
                 used.setdefault((devices[task.stream], resource), set()).add(task.stream)
         self._shared = {key for key, streams in used.items() if len(streams) > 1}
@@ -153,7 +153,7 @@ class _Player:
             before = self._host
             self._host += self._costs.host[at]
             action, stream = task.action, task.stream
-            if action in _ON_GPU:
+            if action in ON_GPU:
                 self._run(at, task, spans)
             elif action is Action.RECORD:
                 self._events[task.event] = max(self._streams[stream], self._host)
@@ -199,7 +199,8 @@ class _Player:
             self._host = max(self._host, end)
 
 
-_ON_GPU: Final = frozenset((Action.KERNEL, Action.COLLECTIVE, Action.COPY, Action.FILL))
+ON_GPU: Final = frozenset((Action.KERNEL, Action.COLLECTIVE, Action.COPY, Action.FILL))
+"""What a stream runs, and has a price."""
 
 
 def waits(copy: Work) -> bool:

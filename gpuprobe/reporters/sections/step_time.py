@@ -41,7 +41,7 @@ def step_time_sections(
     if cost is not None:
         parts.append(Line(_cost_text(cost), "item"))
     parts += bulleted([f"not included: {text}" for text in time.left_out])
-    found = [Section(headline(time), tuple(parts), "step-time", "Step time")]
+    sections = [Section(headline(time), tuple(parts), "step-time", "Step time")]
     tables = [("Time of a step by line", "line", time.by_line)]
     if full:
         tables += [
@@ -50,10 +50,10 @@ def step_time_sections(
             ("Time of a step by module", "module", time.by_module),
         ]
     for title, by, rows in tables:
-        found.append(Section(title, (_table(by, rows, time, top),), f"step-time-{by}"))
+        sections.append(Section(title, (_table(by, rows, time, top),), f"step-time-{by}"))
     if full and time.sources:
-        found.append(Section("Prices", bulleted(time.sources), "step-time-prices"))
-    return found
+        sections.append(Section("Prices", bulleted(time.sources), "step-time-prices"))
+    return sections
 
 
 def headline(time: StepTime) -> str:
@@ -192,7 +192,7 @@ def _table(by: str, shares: Sequence[TimeShare], time: StepTime, top: int) -> Ta
         Column(by, 0, gap=2, cut=False),
     )
     shown = [row for row in shares[:top] if row.ns]
-    rest = [row for row in shares if row not in shown]
+    rest = shares[len(shown) :]
     rows = [_row(row, time, place=by == "line") for row in shown]
     foot = []
     if any(row.ns for row in rest):
