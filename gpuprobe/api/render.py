@@ -310,9 +310,9 @@ def _explanation_document(result: Explanation, options: Options) -> Document:
 
 
 def _gpu_table_document(result: GpuTable, options: Options) -> Document:
-    from gpuprobe.reporters.json.gpu_table import document
+    from gpuprobe.reporters.json.estimate import GPUS
 
-    return document(result)
+    return GPUS.plain(result)
 
 
 def _fit_document(result: Fit, options: Options) -> Document:

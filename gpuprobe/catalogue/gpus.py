@@ -44,6 +44,7 @@ __all__ = [
     "ENVIRONMENT",
     "GpuModel",
     "all_models",
+    "alternatives",
     "cublas_workspace",
     "find",
     "from_properties",
@@ -93,6 +94,19 @@ def parse_spec(text: str) -> tuple[GpuModel, ...]:
             raise ConfigError(f"{visible(text)!r} is not 1 to {MAX_DEVICES} GPUs")
         models += [find(match[2])] * count
     return tuple(models)
+
+
+def alternatives(text: str) -> list[str]:
+    """The GPUs to choose from that ``t4,2xl4`` names, each as written, or ``all`` of the catalogue,
+    the smallest first. Raises ConfigError for an unknown name.
+    """
+    if text.strip() == "all":
+        models = sorted(all_models(), key=lambda model: (model.total_memory, model.name))
+        return [model.name for model in models]
+    names = [part.strip() for part in text.split(",")]
+    for name in names:
+        parse_spec(name)
+    return names
 
 
 def present(index: int = 0) -> GpuModel:

@@ -59,13 +59,15 @@ def prices(text: str) -> dict[str, float]:
     """The prices in ``2.5`` (of all GPUs, under the name "") or ``t4=0.35,l4=0.8``. Raises
     ArgumentTypeError.
     """
-    found: dict[str, float] = {}
+    if "=" not in text:
+        return {"": amount(text)}
+    by_gpu: dict[str, float] = {}
     for part in text.split(","):
-        name, equals, value = part.rpartition("=")
-        if bool(equals) != bool(name.strip()) or (not equals and len(text.split(",")) > 1):
+        name, _, value = part.partition("=")
+        if not name.strip():
             raise argparse.ArgumentTypeError(f"expected GPU=PRICE, found {part!r}")
-        found[name.strip()] = amount(value)
-    return found
+        by_gpu[name.strip()] = amount(value)
+    return by_gpu
 
 
 def positives(text: str) -> list[int]:
@@ -192,6 +194,21 @@ def add_gpu(
     )
 
 
+DEFAULT_GPU: Final = "h100-80gb"
+
+
+def estimated_run_of(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of `add_estimated_run` without ``--gpu``, as arguments of the estimates."""
+    return {
+        "steps": args.steps,
+        "compute": args.compute,
+        "conf": args.conf,
+        "ranks": args.ranks,
+        "rank": rank_of(args),
+        "assume": args.assume,
+    }
+
+
 def add_estimated_run(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
     """The options of an estimated run: ``--gpu``, ``--steps``, ``--compute``, ``--assume``,
     ``--conf``, ``--ranks``, ``--rank``. ``several``: several GPUs and numbers of ranks
@@ -202,7 +219,7 @@ def add_estimated_run(parser: argparse.ArgumentParser, *, several: bool = False)
         "the GPU, such as h100-80gb or 2xa100-40gb"
         + (", several to choose from, such as t4,l4, or all" if several else "")
         + " (default: h100-80gb); list: print the supported ones",
-        default="h100-80gb",
+        default=DEFAULT_GPU,
         several=several,
     )
     parser.add_argument(

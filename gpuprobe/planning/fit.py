@@ -12,7 +12,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
-from gpuprobe.catalogue.gpus import all_models, parse_spec
+from gpuprobe.catalogue.gpus import alternatives, parse_spec
 from gpuprobe.errors import ProgramFailed, UsageError
 from gpuprobe.model.plans.assumptions import Assumptions
 from gpuprobe.model.plans.estimate import MARGIN
@@ -78,10 +78,7 @@ def fit_script(
     deadline = Deadline(seconds)
     check_bounds(least, most)
     of_all = gpu.strip() == "all"
-    models = sorted(all_models(), key=lambda model: (model.total_memory, model.name))
-    gpus = [model.name for model in models] if of_all else [p.strip() for p in gpu.split(",")]
-    for name in gpus:
-        parse_spec(name)  # an unknown name is an error before anything runs
+    gpus = alternatives(gpu)  # an unknown name is an error before anything runs
     parameter = parameter_source(script, argument, arguments)
     Assumptions(assume)  # as is an invalid assumption
     cases = [

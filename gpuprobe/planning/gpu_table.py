@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpuprobe.catalogue.gpus import all_models, parse_spec
+from gpuprobe.catalogue.gpus import alternatives
 from gpuprobe.errors import UsageError
 from gpuprobe.model.plans.gpu_table import GpuRow, GpuTable
 from gpuprobe.model.plans.step_time import StepTime, cost_of
@@ -30,7 +30,7 @@ def estimate_table(
 
     Raises ConfigError for an unknown GPU, UsageError for a price of a GPU that is not among them.
     """
-    names = _names(gpus)
+    names = list(dict.fromkeys(alternatives(gpus)))
     unknown = sorted(set(prices) - {"", *names})
     if unknown:
         raise UsageError(
@@ -47,32 +47,20 @@ def estimate_table(
     return GpuTable(_sorted(rows))
 
 
-def _names(gpus: str) -> list[str]:
-    if gpus.strip() == "all":
-        models = sorted(all_models(), key=lambda model: (model.total_memory, model.name))
-        return [model.name for model in models]
-    found = []
-    for part in gpus.split(","):
-        models_of = parse_spec(part)
-        several = f"{len(models_of)}x" if len(models_of) > 1 else ""
-        found.append(f"{several}{models_of[0].name}")
-    return list(dict.fromkeys(found))
-
-
 def _row(name: str, document: Mapping[str, Any], price: float) -> GpuRow:
     if "error" in document:
         return GpuRow(name, failed=str(document["error"]))
-    found = estimate_of(dict(document))
-    time = found.step_time
+    estimate = estimate_of(dict(document))
+    time = estimate.step_time
     cost = None
     if price and isinstance(time, StepTime):
-        cost = cost_of(time, price, max(found.ranks, found.devices))
+        cost = cost_of(time, price, max(estimate.ranks, estimate.devices))
     return GpuRow(
         name,
-        verdict=found.verdict,
-        total_low=found.total_low,
-        total_high=found.total_high,
-        capacity=found.capacity,
+        verdict=estimate.verdict,
+        total_low=estimate.total_low,
+        total_high=estimate.total_high,
+        capacity=estimate.capacity,
         low_ns=0 if isinstance(time, Unavailable) else time.low_ns,
         expected_ns=0 if isinstance(time, Unavailable) else time.expected_ns,
         high_ns=0 if isinstance(time, Unavailable) else time.high_ns,

@@ -71,8 +71,7 @@ def predict(
     tasks = priced.tasks
     low, high = _range(priced)
     (spans, ends), *others = (
-        _played(priced, prices, factor, host)
-        for factor, host in ((1.0, 1), (low, 0), (high, 2))
+        _played(priced, prices, factor, host) for factor, host in ((1.0, 1), (low, 0), (high, 2))
     )
     expected, fast, slow = (_ns(e[-1] - e[-2]) for e in (ends, *(e for _, e in others)))
     gpu = [span for span in spans[-1] if span.resource is not Resource.HOST]

@@ -29,7 +29,6 @@ from gpuprobe.reporters.json import check as check_json
 from gpuprobe.reporters.json import diff as diff_json
 from gpuprobe.reporters.json import estimate as estimate_json
 from gpuprobe.reporters.json import fit as fit_json
-from gpuprobe.reporters.json import gpu_table as gpu_table_json
 from gpuprobe.reporters.json import scale as scale_json
 from gpuprobe.reporters.json import schema
 
@@ -129,7 +128,7 @@ def test_gpus() -> None:
         GpuRow("t4", "fits", 1, 2, Bytes(3), 4, 5, 6, 7, cost=cost),
         GpuRow("l4", failed="no kernel"),
     )
-    valid("gpus", gpu_table_json.document(GpuTable(rows)), 1)
+    valid("gpus", estimate_json.GPUS.plain(GpuTable(rows)), 1)
 
 
 def test_scale() -> None:

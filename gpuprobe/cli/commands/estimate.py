@@ -20,18 +20,20 @@ from typing import TYPE_CHECKING
 from gpuprobe.cli import exit_codes, status_line, stderr
 from gpuprobe.cli.model_options import add_model, check_model_options, model_script_of
 from gpuprobe.cli.options import (
+    DEFAULT_GPU,
     Target,
     add_estimated_run,
     add_formats,
     add_program,
     add_top,
+    estimated_run_of,
     format_of,
     output_to_stderr,
     positive,
     prices,
     program_of,
-    rank_of,
 )
+from gpuprobe.errors import UsageError
 
 if TYPE_CHECKING:
     from gpuprobe.api.models import ModelScript
@@ -137,18 +139,16 @@ def _estimate(args: argparse.Namespace, target: Target, model: ModelScript | Non
 
     if args.gpus or args.gpu == "all":
         return _print_table(args, target)
+    others = sorted(set(args.price) - {"", args.gpu})
+    if others:
+        raise UsageError(f"--price {others[0]}: the estimate is for {args.gpu}")
     program = watch.program(*target)
     progress = status_line.PROGRESS  # without one, the command was called from Python
     with output_to_stderr():
-        found = estimate_program(
+        estimate = estimate_program(
             program,
             args.gpu,
-            steps=args.steps,
-            compute=args.compute,
-            conf=args.conf,
-            ranks=args.ranks,
-            rank=rank_of(args),
-            assume=args.assume,
+            **estimated_run_of(args),
             link=args.link,
             per_node=args.per_node,
             output=args.output or "",
@@ -158,15 +158,15 @@ def _estimate(args: argparse.Namespace, target: Target, model: ModelScript | Non
             progress=None if progress is None else progress.step,
         )
     if model is not None:
-        found = replace(found, model=model.choices)
-    price = args.price.get("", args.price.get(args.gpu, 0.0))
-    if price and isinstance(found.step_time, StepTime):
-        gpus = max(found.ranks, found.devices)
-        found = replace(found, cost=cost_of(found.step_time, price, gpus))
+        estimate = replace(estimate, model=model.choices)
+    if args.price and isinstance(estimate.step_time, StepTime):
+        gpus = max(estimate.ranks, estimate.devices)
+        (price,) = args.price.values()
+        estimate = replace(estimate, cost=cost_of(estimate.step_time, price, gpus))
     # A written script may be in a temporary folder, whose name is random.
     folder = Path.cwd() if model is None else Path(model.path).parent.absolute()
-    render(found, format_of(args), sys.stdout, top=args.top, cwd=str(folder))
-    return exit_codes.OK if found.fits else exit_codes.FINDINGS
+    render(estimate, format_of(args), sys.stdout, top=args.top, cwd=str(folder))
+    return exit_codes.OK if estimate.fits else exit_codes.FINDINGS
 
 
 def _print_table(args: argparse.Namespace, target: Target) -> int:
@@ -175,16 +175,15 @@ def _print_table(args: argparse.Namespace, target: Target) -> int:
     from gpuprobe.api.estimates import estimate_on_gpus
     from gpuprobe.api.render import render
 
+    if args.output:
+        raise UsageError("--output keeps the recording of one GPU", hint="--gpu GPU without --gpus")
+    if args.gpus and args.gpu not in (DEFAULT_GPU, "all"):
+        raise UsageError(f"--gpu {args.gpu} and --gpus {args.gpus}: name all in --gpus")
     table = estimate_on_gpus(
         watch.program(*target),
         args.gpus or args.gpu,
         prices=args.price,
-        steps=args.steps,
-        compute=args.compute,
-        conf=args.conf,
-        ranks=args.ranks,
-        rank=rank_of(args),
-        assume=args.assume,
+        **estimated_run_of(args),
         link=args.link,
         per_node=args.per_node,
         notify=_notify,

@@ -22,10 +22,10 @@ from gpuprobe.cli.options import (
     add_estimated_run,
     add_formats,
     add_program,
+    estimated_run_of,
     format_of,
     positive,
     program_of,
-    rank_of,
 )
 from gpuprobe.errors import UsageError
 
@@ -113,12 +113,7 @@ def _fit(args: argparse.Namespace, script: str, arguments: Sequence[str], name: 
         gpu=args.gpu,
         least=args.min,
         most=args.max,
-        steps=args.steps,
-        compute=args.compute,
-        conf=args.conf,
-        ranks=args.ranks,
-        rank=rank_of(args),
-        assume=args.assume,
+        **estimated_run_of(args),
         suggest=args.suggest,
         max_seconds=args.max_seconds,
         notify=_notify(args),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from gpuprobe.model.plans.estimate import Estimate, EstimatedChange
+from gpuprobe.model.plans.gpu_table import GpuTable
 from gpuprobe.model.run.communication import Transfer
 from gpuprobe.reporters.json.documents import Document, InnerObject, keys
 
@@ -70,6 +71,15 @@ DOCUMENT: Final = Document(
 * 3.1: ``phases``; ``causes``.
 * 3.2: ``step_time``; ``cost``.
 """
+
+GPUS: Final = Document(
+    "gpuprobe.gpus",
+    (1, 0),
+    GpuTable,
+    "A training run on several GPUs: which hold it, how long a step takes there, and what it "
+    "costs. Sizes are bytes, times nanoseconds.",
+)
+"""History: 1.0: first version."""
 
 document = DOCUMENT.plain
 write = DOCUMENT.write
