@@ -104,9 +104,9 @@ class NativeCalls:
                         continue
                 if action is Action.COLLECTIVE:
                     what = f"{self._name(name).removeprefix('nccl')} {x}"
-                elif kind == LogKind.MEMCPY:
+                elif action is Action.COPY:
                     what = _direction(x, y)
-                    if self._name(name) == "sync":
+                    if kind == LogKind.MEMCPY and self._name(name) == "sync":
                         what += " sync"
                 elif action is Action.KERNEL and name:
                     what = self._name(name)

@@ -121,20 +121,21 @@ def _with_kernels(
 def price_copy(work: Work, speeds: Speeds, kernels: int) -> Priced | Unavailable:
     """What a copy takes, by its direction."""
     size = max(work.read, work.written)
+    variant = work.variant.removesuffix(" sync")  # that the host waits is the replay's
     host = f"PCIe: {speeds.source}; share reached: stas00/ml-engineering network/README.md"
-    if work.variant == "d2d":
+    if variant == "d2d":
         moved = 2 * size / (0.85 * speeds.bandwidth) / cached(2 * size, speeds.l2)
         line = f"memory bandwidth: {speeds.source}"
         return _with_kernels(moved, Factors(0.92, 1.25), kernels, line, _source(speeds))
-    if work.variant in ("h2d", "d2h"):
+    if variant in ("h2d", "d2h"):
         seconds = size / (_HOST_LINK * speeds.pcie) + _HOST_START
         return Priced(Factors(0.9, 1.4).price(seconds, PriceSource.MODEL), host)
-    if work.variant in ("pageable h2d", "pageable d2h"):
+    if variant in ("pageable h2d", "pageable d2h"):
         seconds = size / min(_PAGEABLE, _HOST_LINK * speeds.pcie) + _HOST_START
         return Priced(Factors(0.45, 2.2).price(seconds, PriceSource.GENERIC), host)
-    if work.variant == "peer":
+    if variant == "peer":
         rate = _NVLINK * speeds.nvlink if speeds.nvlink else 0.75 * speeds.pcie
         factors = Factors(0.9, 1.3) if speeds.nvlink else Factors(0.7, 2.5)
         line = f"links between GPUs: {speeds.source}"
         return Priced(factors.price(size / rate + _HOST_START, PriceSource.GENERIC), line)
-    return Unavailable(f"no speed is known of a copy {work.variant or 'of unknown direction'}")
+    return Unavailable(f"no speed is known of a copy {variant or 'of unknown direction'}")

@@ -222,6 +222,12 @@ def test_convolutions_with_channels_last_are_not_converted() -> None:
     assert price("a100-80gb", both).expected > 1.9 * price("a100-80gb", plain).expected
 
 
+@pytest.mark.parametrize("variant", ["h2d", "pageable d2h", "d2d"])
+def test_a_copy_that_the_host_waits_for_takes_as_long(variant: str) -> None:
+    copy = moved(WorkKind.COPY, 1 << 26, variant)
+    assert price("t4", copy) == price("t4", moved(WorkKind.COPY, 1 << 26, f"{variant} sync"))
+
+
 def test_collectives_of_several_nodes_need_a_network() -> None:
     work = Work("nccl", WorkKind.COLLECTIVE, "bfloat16", (16, 2), "AllReduce", 0, 1 << 28)
     result = of("h100-80gb", work)

@@ -85,6 +85,27 @@ def test_an_estimate_has_time_and_cost(folder: Path) -> None:
     assert one["expected_ns"] == pytest.approx(time["expected_ns"], rel=0.02)
 
 
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--gpus", "t4", "-o", "kept.gpuprobe"], "--output keeps the recording of one GPU"),
+        (["--gpu", "t4", "--gpus", "l4"], "--gpu t4 and --gpus l4"),
+        (["--gpu", "t4", "--price", "l4=2"], "the estimate is for t4"),
+        (["--gpus", "t4", "--price", "l4=2"], "a price of l4, which is not estimated"),
+    ],
+)
+def test_options_without_effect_are_refused(folder: Path, words: list[str], reason: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "gpuprobe", "estimate", "train.py", *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert reason in done.stderr
+
+
 def test_a_gpu_without_speeds_is_refused(folder: Path) -> None:
     words = ("estimate", "train.py", "--gpu", "rtx4060-laptop", "--json")
     found = json.loads(gpuprobe(*words, folder=folder))

@@ -62,8 +62,8 @@ class Work:
     ``variant``: of a matrix product the layouts of both factors, "N" if the last dimension is
     contiguous, else "T", as "NT"; of attention the implementation ("flash", "efficient", "cudnn",
     "math"), followed by " causal" where it is; of a convolution "channels last", "bias", or both;
-    of a copy "h2d", "d2h", "d2d", "peer" and
-    "pageable h2d", "pageable d2h"; of a collective NCCL's name of it ("AllReduce").
+    of a copy "h2d", "d2h", "d2d", "peer" and "pageable h2d", "pageable d2h", each followed by "
+    sync" if the host waits; of a collective NCCL's name of it ("AllReduce").
 
     ``dtype`` is the type that is multiplied or moved, as torch names it ("bfloat16"); "tf32" for
     float32 that is multiplied in TF32. ``flops``: multiplications and additions, two for each pair;

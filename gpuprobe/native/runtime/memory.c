@@ -363,8 +363,7 @@ void set_output(void *stream, void *to, size_t width, size_t count) {
   if (to && !capture_node(stream, (graph_node){MEMSET_NODE, .to = to, .width = width, .count = count})) set_bytes(to, 0, width, count);
 }
 
-// For the log: 0 is pageable memory of the host, 1 page-locked memory, 2 + n that of device n.
-static uint32_t where(const void *address) {
+uint32_t memory_at(const void *address) {
   range r;
   if (!range_of(address, &r)) return 0;
   return r.kind == DEVICE_MEMORY ? 2 + (uint32_t)r.device : 1;
@@ -376,7 +375,7 @@ static int copied(void *to, const void *from, size_t bytes, void *stream, bool w
   if (waits && (result = may_synchronize(stream))) return fail(result);
   SETTLED(stream);
   if (waits) host_waited();
-  LOG(.kind = LOG_MEMCPY, .device = current_device(), .stream = stream_number(stream), .a = (uint64_t)to, .b = (uint64_t)from, .bytes = bytes, .name = waits ? "sync" : "async", .grid = {where(to), where(from)}, .captured = capture_of(stream) != NULL);
+  LOG(.kind = LOG_MEMCPY, .device = current_device(), .stream = stream_number(stream), .a = (uint64_t)to, .b = (uint64_t)from, .bytes = bytes, .name = waits ? "sync" : "async", .grid = {memory_at(to), memory_at(from)}, .captured = capture_of(stream) != NULL);
   if (is_computed() && computed_copy(to, from, bytes)) { capture_node(stream, (graph_node){.kind = OTHER_NODE}); return SUCCESS; }
   if (capture_node(stream, (graph_node){MEMCPY_NODE, .to = to, .from = from, .bytes = bytes})) return SUCCESS;
   copy_bytes(to, from, bytes);

@@ -88,6 +88,7 @@ typedef struct {
   memory_kind kind;
 } range;
 bool range_of(const void *address, range *found);
+uint32_t memory_at(const void *address);   // for the log: 0 is pageable memory of the host, 1 page-locked, 2 + n that of device n
 void copy_bytes(void *to, const void *from, size_t bytes);
 void set_bytes(void *to, int value, size_t width, size_t count);
 void set_output(void *stream, void *to, size_t width, size_t count);   // zeros, in the stream's order; NULL is ignored

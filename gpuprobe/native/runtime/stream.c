@@ -452,7 +452,7 @@ int FN(cudaGraphLaunch)(graph *x, void *on) {
   COUNT(.kind = LOG_GRAPH_LAUNCH, .name = "cudaGraphLaunch", .device = current_device(), .nodes = kernels);
   for (size_t i = 0; i < x->count; i++) {
     graph_node *n = &x->nodes[i];
-    LOG(.kind = LOG_GRAPH_NODE, .device = current_device(), .stream = stream_number(on), .a = n->kind, .bytes = n->bytes + n->width * n->count, .name = n->name, .work = n->work);
+    LOG(.kind = LOG_GRAPH_NODE, .device = current_device(), .stream = stream_number(on), .a = n->kind, .bytes = n->bytes + n->width * n->count, .name = n->name, .work = n->work, .grid = {memory_at(n->to), memory_at(n->from)});
     if (n->kind == MEMCPY_NODE) copy_bytes(n->to, n->from, n->bytes);
     else if (n->kind == MEMSET_NODE) set_bytes(n->to, n->value, n->width, n->count);
     else if (n->kind == HOST_NODE) n->call(n->to);

@@ -252,8 +252,7 @@ def _moved(call: GpuCall) -> Work:
     if call.action is Action.FILL:
         return Work(operator, kind, "uint8", written=call.value)
     if call.action is Action.COPY:
-        what = call.what or "d2d"
-        return Work(operator, kind, "uint8", variant=what, read=call.value, written=call.value)
+        return Work(operator, kind, "uint8", variant=call.what, read=call.value, written=call.value)
     name, _, ranks = call.what.rpartition(" ")
     payload = call.value * (max(1, int(ranks)) if name in _BY_RANK else 1)
     return Work(operator, kind, sizes=(int(ranks),), variant=name, read=payload)
