@@ -50,7 +50,9 @@ def step_time_sections(
             ("Time of a step by module", "module", time.by_module),
         ]
     for title, by, rows in tables:
-        sections.append(Section(title, (_table(by, rows, time, top),), f"step-time-{by}"))
+        sections.append(
+            Section(title, (_table(by, rows, time, top),), f"step-time-{by}", f"Time by {by}")
+        )
     if full and time.sources:
         sections.append(Section("Prices", bulleted(time.sources), "step-time-prices"))
     return sections
