@@ -15,6 +15,12 @@ _NO_KERNEL: Final = frozenset(
     is_coalesced sparse_dim dense_dim _wrap_tensor_autograd _unsafe_view _reshape_alias""".split()  # noqa: SIM905 - a list to be read
 )
 
+OVERWRITES: Final = frozenset(
+    """zero_ fill_ copy_ normal_ uniform_ random_ bernoulli_ exponential_ geometric_ cauchy_
+    log_normal_ _foreach_zero_""".split()  # noqa: SIM905 - a list to be read
+)
+"""Operators that replace all values of their first argument: nothing uses those before."""
+
 
 def runs_kernel(op: OpOverload) -> bool:
     """Whether an operator runs a kernel on the values of its arguments: no view, and none that only

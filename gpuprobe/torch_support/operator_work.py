@@ -11,7 +11,8 @@ from torch._ops import OpOverload
 from torch.nn.parameter import is_lazy
 
 from gpuprobe.model.run.work import Work, WorkKind
-from gpuprobe.torch_support.kernels import runs_kernel, takes_shape
+from gpuprobe.torch_support.kernels import OVERWRITES, runs_kernel, takes_shape
+from gpuprobe.torch_support.tensors import size_of
 
 _Tensor: Final = torch.Tensor
 _Arguments = Mapping[str, Any]
@@ -176,19 +177,6 @@ def _dtype(*groups: list[torch.Tensor]) -> str:
     return str(largest.dtype).removeprefix("torch.")
 
 
-def size_of(tensor: torch.Tensor) -> int:
-    """The bytes of memory that a strided tensor's elements take: of an expanded dimension one."""
-    if tensor.is_contiguous():
-        return tensor.numel() * tensor.element_size()
-    count = tensor.element_size()
-    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        if stride:
-            count *= size
-        elif not size:
-            return 0
-    return count
-
-
 def _moved(
     op: OpOverload, name: str, given: _Arguments, results: list[torch.Tensor]
 ) -> tuple[int, int]:
@@ -225,10 +213,7 @@ def _moved(
     return read, written
 
 
-_OVERWRITING: Final = frozenset(
-    """zero_ fill_ copy_ normal_ uniform_ random_ bernoulli_ exponential_ geometric_ cauchy_
-    log_normal_ _foreach_zero_ _foreach_copy_""".split()  # noqa: SIM905 - a list to be read
-)
+_OVERWRITING: Final = OVERWRITES | {"_foreach_copy_"}
 
 
 def _product_dtype(tensor: torch.Tensor, *, convolution: bool = False) -> str:

@@ -65,3 +65,16 @@ def storage_key(tensor: torch.Tensor) -> int:
         return int(tensor.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):
         return 0
+
+
+def size_of(tensor: torch.Tensor) -> int:
+    """The bytes of memory that a strided tensor's elements take: of an expanded dimension one."""
+    if tensor.is_contiguous():
+        return tensor.numel() * tensor.element_size()
+    count = tensor.element_size()
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        if stride:
+            count *= size
+        elif not size:
+            return 0
+    return count

@@ -57,19 +57,14 @@ from gpuprobe.sampler.tracing.places import OperatorPlaces
 from gpuprobe.sampler.tracing.work import WorkTrace
 from gpuprobe.torch_support.callers import passed_on
 from gpuprobe.torch_support.compiled_calls import follow_compiled_calls
-from gpuprobe.torch_support.kernels import runs_kernel, takes_shape
+from gpuprobe.torch_support.kernels import OVERWRITES, runs_kernel, takes_shape
 from gpuprobe.torch_support.operator_calls import unhandled, watch
-from gpuprobe.torch_support.tensors import parts
+from gpuprobe.torch_support.tensors import parts, size_of
 
 MOST_USES: Final = 1 << 24
 """Uses of one step that are noted, in 33 bytes each. A step with more has none: a program without
 steps would fill the memory."""
 
-_OVERWRITES: Final = frozenset(
-    """zero_ fill_ copy_ normal_ uniform_ random_ bernoulli_ exponential_ geometric_ cauchy_
-    log_normal_""".split()  # noqa: SIM905 - a list to be read
-)
-"""Operators that replace all values of their first argument: nothing has used those before."""
 _FILLS: Final = frozenset(("zero_", "fill_", "_foreach_zero_"))
 _FILLED: Final = frozenset(
     """zeros ones full empty rand randn randint arange zeros_like ones_like full_like empty_like
@@ -118,7 +113,7 @@ class _Operators(dict[OpOverload, _Operator]):
             name,
             runs_kernel(op),
             takes_shape(name),
-            name in _OVERWRITES or name in _FILLS,
+            name in OVERWRITES,
             bool(schema.returns)
             and all(one.alias_info is None for one in schema.returns)
             and name not in _VIEWS,
@@ -138,17 +133,6 @@ def _how(op: OpOverload, name: str) -> int:
     if name in _FILLED:
         return Made.FILL
     return Made.POINTWISE if torch.Tag.pointwise in op.tags else Made.OTHER
-
-
-def _distinct(tensor: torch.Tensor) -> int:
-    """The elements of memory that a tensor has: of an expanded dimension one."""
-    count = 1
-    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        if stride:
-            count *= size
-        elif not size:
-            return 0
-    return count
 
 
 class Uses:
@@ -401,9 +385,7 @@ class Uses:
             self._width.append(0)
         else:
             width = tensor.element_size()
-            self._bytes.append(
-                tensor.numel() * width if tensor.is_contiguous() else _distinct(tensor) * width
-            )
+            self._bytes.append(size_of(tensor))
             self._offset.append(tensor.storage_offset())
             self._width.append(width)
         self._last[address] = 0 if kind == MADE else number

@@ -29,7 +29,8 @@ from gpuprobe.patching import Patches, when_imported
 from gpuprobe.sampler.failures import from_program
 from gpuprobe.sampler.tracing.places import OperatorPlaces
 from gpuprobe.torch_support.engine_reports import CallLog, GpuCall
-from gpuprobe.torch_support.operator_work import OperatorWork, size_of
+from gpuprobe.torch_support.operator_work import OperatorWork
+from gpuprobe.torch_support.tensors import size_of
 
 _INDUCTOR: Final = "torch._inductor.runtime.triton_heuristics"
 _TRITON: Final = "triton.runtime.jit"
