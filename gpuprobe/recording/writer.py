@@ -14,6 +14,7 @@ from os import open as os_open
 from os import write as os_write
 from pathlib import Path
 
+from gpuprobe.clocks import sleep
 from gpuprobe.errors import DataError, InternalError, UsageError
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.io.codec import to_plain
@@ -51,6 +52,11 @@ _REOPENED = BlindSpot(
     "a descriptor of gpuprobe that the program closed: the recording was opened again",
     "no record is missing",
 )
+
+_QUIET = 0.1
+"""Seconds that a thread in the background waits before it opens a stream again: the kernel gives
+the lowest free number, for a moment, and a program that has just closed descriptors opens its own
+next, which get the numbers that they have without gpuprobe."""
 
 
 class RecordingWriter:
@@ -257,6 +263,8 @@ class RecordingWriter:
         try:
             status = self._descriptor.status()
         except LostDescriptor:
+            if threading.get_ident() != threading.main_thread().ident:
+                sleep(_QUIET)
             again = os_open(self.path / stream_name(self.rank), _STREAM | os.O_NOFOLLOW)
             status = fstat(again)
             # A file that replaced a deleted one may have its inode.

@@ -21,7 +21,6 @@ from gpuprobe.catalogue.gpus import find
 from gpuprobe.errors import ConfigError
 from gpuprobe.model.plans.estimate import Estimate, EstimatedChange
 from gpuprobe.model.values import Bytes
-from gpuprobe.planning import fit as planning_fit
 from gpuprobe.planning.alternatives import batch_parameter, script_changes
 from gpuprobe.planning.changes import apply
 from gpuprobe.planning.suggestions import Alternative, Changes, Skipped, Suggested, suggest
@@ -396,7 +395,8 @@ def test_if_nothing_is_enough_the_title_is_another() -> None:
 def test_fit_on_all_gpus_of_the_catalogue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", warm_python.shared().python)
     names = ("t4", "a10", "a100-40gb")
-    monkeypatch.setattr(planning_fit, "all_models", lambda: [find(name) for name in names])
+    models = [find(name) for name in names]
+    monkeypatch.setattr("gpuprobe.catalogue.gpus.all_models", lambda: models)
     path = tmp_path / "train.py"
     path.write_text(SCRIPT.replace("CALL", "block(x)"), encoding="utf-8")
     from gpuprobe.api.estimates import fit_program
