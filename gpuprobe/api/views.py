@@ -198,9 +198,8 @@ def write_perfetto(recording: Recording, path: StrPath, *, force: bool = False) 
     from gpuprobe.analysis.communication import detailed_steps
     from gpuprobe.analysis.launches import counted_steps
     from gpuprobe.model.run.communication import records_of
-    from gpuprobe.model.values import Unavailable
     from gpuprobe.reporters.viewers import perfetto
-    from gpuprobe.step_time.recorded import timeline_of
+    from gpuprobe.step_time.recorded import timelines_of
 
     communication = [
         perfetto.RankCommunication(
@@ -218,11 +217,9 @@ def write_perfetto(recording: Recording, path: StrPath, *, force: bool = False) 
         for rank in recording.ranks
     ]
     launches = [one for one in launches if one.steps]
-    courses = ((rank.session.rank, timeline_of(rank)) for rank in recording.ranks)
     predicted = [
         perfetto.PredictedStep(rank, *course)
-        for rank, course in courses
-        if not isinstance(course, Unavailable)
+        for rank, course in timelines_of(recording.ranks).items()
     ]
     ranks = recording.ranks if communication else _ranks_with_traces(recording)
     several = len(recording.ranks) > 1
