@@ -38,6 +38,7 @@ def write_report(
     from gpuprobe.analysis.inspection.tracks import tracks
     from gpuprobe.api.recordings import summary
     from gpuprobe.reporters.html import report as html_report
+    from gpuprobe.step_time.recorded import timelines_of
 
     found, problems = tracks(recording)
     with new_file(path, force) as stream:
@@ -48,6 +49,7 @@ def write_report(
             trees=_trees(recording),
             problems=problems,
             hazards=hazards,
+            courses=timelines_of(recording.ranks),
         )
     return (Path(path),)
 

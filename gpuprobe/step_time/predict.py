@@ -150,6 +150,7 @@ class TimelineSpan:
     name: str
     work: Work | None
     place: WorkPlace | None
+    resource: Resource
 
 
 def timeline(
@@ -206,6 +207,7 @@ def _course(
                 what,
                 task.work,
                 step.places[at[task.operator - 1]] if task.operator else None,
+                span.resource,
             )
         )
     return course
