@@ -173,7 +173,7 @@ class LiveMemory:
         return max(rows, key=self.size.__getitem__)
 
     @cached_property
-    def kinds(self) -> list[tuple[object, int]]:
+    def kinds(self) -> list[tuple[tuple[object, ...], int]]:
         """By row, the lines of the program that made it, and the operator."""
         names, stacks = self.column("made_name"), ProgramStacks(self.ledger.trace.stacks)
         return [

@@ -153,6 +153,58 @@ def quiet_teacher() -> None:
     _trained(1, work)
 
 
+def _activated(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def work(net: nn.Module, step: int) -> torch.Tensor:
+        x = numbers(16384, 512)
+        for layer in net:  # type: ignore[attr-defined]
+            x = function(layer(x))
+        return x.mean()
+
+    _trained(1, work)
+
+
+def swish() -> None:
+    _activated(lambda x: x * torch.sigmoid(x))
+
+
+def swish_of_torch() -> None:
+    _activated(F.silu)
+
+
+def mish() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        gate = F.softplus(x).tanh()
+        return x * gate
+
+    _activated(function)
+
+
+def gelu() -> None:
+    _activated(lambda x: 0.5 * x * (1 + torch.erf(x * 0.7071)))
+
+
+def gated() -> None:  # two tensors, and both are needed
+    def work(net: nn.Module, step: int) -> torch.Tensor:
+        x = numbers(16384, 512)
+        first, second, third, fourth = net  # type: ignore[misc]
+        x = torch.sigmoid(first(x)) * second(x)
+        return (torch.sigmoid(third(x)) * fourth(x)).mean()
+
+    _trained(1, work)
+
+
+def probabilities_of_one() -> None:
+    logits = numbers(512, 8192)
+    chosen = torch.randint(0, 8192, (512, 1), device="cuda")
+    torch.log_softmax(logits, -1).gather(-1, chosen).sum()
+
+
+def probabilities_with_a_loss() -> None:
+    logits = numbers(512, 8192, requires_grad=True)
+    chosen = torch.randint(0, 8192, (512, 1), device="cuda")
+    torch.log_softmax(logits, -1).gather(-1, chosen).sum().backward()
+
+
 KINDS: dict[Callable[[], None], str] = {
     repeated: "repeated-values",
     expanded: "",
@@ -172,6 +224,13 @@ KINDS: dict[Callable[[], None], str] = {
     one_loss_of_two_outputs: "",
     frozen_teacher: "unread-gradients",
     quiet_teacher: "",
+    swish: "saved-twice",
+    swish_of_torch: "",
+    mish: "saved-twice",
+    gelu: "saved-twice",
+    gated: "",
+    probabilities_of_one: "log-probabilities-of-all",
+    probabilities_with_a_loss: "",
 }
 
 

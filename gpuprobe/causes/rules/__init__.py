@@ -17,6 +17,7 @@ from gpuprobe.causes.cache import Cache, CachedMemory
 from gpuprobe.causes.groups import HeldGroup
 from gpuprobe.causes.live_memory import Excess, LiveMemory
 from gpuprobe.causes.rules import (
+    activations,
     autocast,
     broadcasts,
     conversions,
@@ -31,6 +32,7 @@ from gpuprobe.causes.rules import (
     graphs,
     holders,
     joins,
+    log_softmaxes,
     losses,
     one_hot,
     optimizer_state,
@@ -70,7 +72,9 @@ LARGER: Final[tuple[Callable[[LiveMemory], Iterator[Excess]], ...]] = (
     vmapped.diagnose,
     data_parallel.diagnose,
     losses.diagnose,
+    log_softmaxes.diagnose,
     padding.diagnose,
+    activations.diagnose,
 )
 
 CACHED: Final[tuple[Callable[[Cache], Iterator[CachedMemory]], ...]] = (

@@ -21,6 +21,7 @@ _EXPECTED = (
 """Categories that wait for their use in every step."""
 
 
+_OF_A_MODEL = (Category.PARAMETER, Category.BUFFER)
 _LEAST_QUEUED = 4
 _APART = 2
 """From the first use of one batch of a queue to that of the next, in operators, at least."""
@@ -32,7 +33,11 @@ def diagnose(group: HeldGroup) -> Answer | Expected | None:
     """Blocks of which no operator of this step has used one, nor uses one before a later step."""
     if any(block.need is not Need.NOT_YET for block in group.blocks):
         return None
-    waiting = [b for b in group.blocks if b.last_use is None and b.category not in _EXPECTED]
+    later = [b for b in group.blocks if b.last_use is None]
+    waiting = [b for b in later if b.category not in _EXPECTED]
+    if not waiting and len(later) == len(group.blocks):
+        # A whole model, of which this step uses nothing.
+        waiting = [b for b in later if b.category in _OF_A_MODEL]
     waiting = waiting or _one_after_the_other(group)
     held = sum(block.bytes for block in waiting)
     if 2 * held <= group.bytes:

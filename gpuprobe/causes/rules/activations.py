@@ -1,0 +1,164 @@
+"""Functions of one tensor that are written as several operators, each of which saves a tensor for
+its backward pass, where the input alone is enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from gpuprobe.analysis.trace.frames import is_user_frame
+from gpuprobe.causes.answer import Answer
+from gpuprobe.causes.live_memory import Excess, LiveMemory
+from gpuprobe.model.place import NoPlace
+from gpuprobe.model.text import human_bytes
+from gpuprobe.model.trace import Made
+
+_TWICE: Final = 1.9
+"""A product of two tensors that are as large as it reads this much of its size, at least."""
+
+_FUSED: Final = (
+    ({"erf"}, "torch.nn.functional.gelu(x)"),
+    ({"softplus", "tanh"}, "torch.nn.functional.mish(x)"),
+    ({"tanh"}, 'torch.nn.functional.gelu(x, approximate="tanh")'),
+    ({"sigmoid"}, "torch.nn.functional.silu(x)"),
+)
+"""Operators of a function, and the one of torch that saves its input only. Read from PyTorch's
+``derivatives.yaml``: the backward passes of gelu, mish and silu take ``self``."""
+
+
+def diagnose(live: LiveMemory) -> Iterator[Excess]:
+    """What the functions of one line save, except their inputs."""
+    by_line: dict[tuple[object, ...], list[int]] = {}
+    names: dict[tuple[object, ...], set[str]] = {}
+    for root, saved in _functions(live).items():
+        wasted = saved if live.for_backward(root) else saved[1:]
+        if not wasted:
+            continue
+        line = live.kinds[wasted[0]][0]
+        by_line.setdefault(line, []).extend(wasted)
+        names.setdefault(line, set()).update(_operators(live, root))
+    for line, rows in by_line.items():
+        main = live.largest(rows)
+        yield Excess(
+            Answer(
+                "saved-twice",
+                f"{human_bytes(live.bytes_of(rows))} from {live.place(main)} are saved for the "
+                "backward pass in addition to the input that they are computed from: each "
+                f"operator of the function ({', '.join(sorted(names[line]))}) saves its own",
+                *_remedy(names[line], of_library=_in_library(live, main)),
+            ),
+            main,
+            rows,
+            "with the input saved alone",
+            sizes=dict.fromkeys(live.alike(rows), 0),
+        )
+
+
+def _remedy(names: set[str], *, of_library: bool) -> tuple[str, str]:
+    """The remedy in words and as code."""
+    for needed, code in _FUSED:
+        if needed <= names and of_library:
+            return (
+                f"the function is a library's: have its model use {code}, which saves its input "
+                "only (in transformers the configuration names the activation)",
+                "",
+            )
+        if needed <= names:
+            return f"use {code}, which saves its input only", code
+    return (
+        "compute it in one function that saves its input only: torch.compile it, or use "
+        "torch.utils.checkpoint.checkpoint, or a torch.autograd.Function",
+        "",
+    )
+
+
+def _in_library(live: LiveMemory, row: int) -> bool:
+    """Whether code that is neither the program's nor torch's called the operator."""
+    for frame in live.frames(row):
+        if is_user_frame(frame):
+            return False
+        if not any(part in frame.filename.replace("\\", "/") for part in _OF_TORCH):
+            return True
+    return False
+
+
+_OF_TORCH: Final = ("/torch/", "<")
+
+
+def _functions(live: LiveMemory) -> Mapping[int, list[int]]:
+    """By the input of a function of one tensor, in which two tensors that come from it are
+    multiplied, what is saved for the backward pass, in order.
+    """
+    made = {number: row for row, number in enumerate(live.lives.made) if number}
+    found: dict[int, list[int]] = {}
+    products: set[int] = set()
+    for row in sorted(live.rows):
+        root = _root(live, row)
+        if root is None or not live.for_backward(row):
+            continue
+        found.setdefault(root, []).append(row)
+        product = made.get(live.lives.first[row])
+        if product is not None and _is_product(live, product, row, root):
+            products.add(root)
+    return {root: rows for root, rows in found.items() if root in products}
+
+
+def _root(live: LiveMemory, row: int) -> int | None:
+    """The tensor that a row is computed from, element by element and without another one, in one
+    function of the program; None if it is not.
+    """
+    root = None
+    at = row
+    while (source := live.source(at)) is not None and _is_alone(live, at, source):
+        root = source
+        if not _same_function(live, source, row):
+            break
+        at = source
+    return root
+
+
+def _is_alone(live: LiveMemory, row: int, source: int) -> bool:
+    return (
+        live.how(row) is Made.POINTWISE
+        and live.ledger.requested[row] == live.ledger.requested[source]
+        and live.column("inputs")[row] == live.ledger.requested[source]
+    )
+
+
+def _is_product(live: LiveMemory, row: int, factor: int, root: int) -> bool:
+    """Whether a row is the product of a factor that comes from the root and of another tensor that
+    is the root or comes from it.
+    """
+    if live.how(row) is not Made.POINTWISE or live.text("made_name", row) != "mul":
+        return False
+    if live.column("inputs")[row] < _TWICE * live.ledger.requested[row]:
+        return False
+    source = live.source(row)
+    same = source is not None and root in (source, _root(live, source))
+    return same and _same_function(live, row, factor)
+
+
+def _same_function(live: LiveMemory, one: int, other: int) -> bool:
+    """Whether one call of a function of the program made both."""
+    first, second = live.place(one), live.place(other)
+    if isinstance(first, NoPlace) or isinstance(second, NoPlace):
+        return False
+    outer = [live.kinds[row][0][1:] for row in (one, other)]
+    same = (first.file, first.function) == (second.file, second.function)
+    return same and outer[0] == outer[1]
+
+
+def _operators(live: LiveMemory, root: int) -> set[str]:
+    """The names of the operators of a function, by its input."""
+    found = {row for row in live.products.get(root, ()) if live.how(row) is Made.POINTWISE}
+    more = set(found)
+    while more:
+        more = {
+            after
+            for row in more
+            for after in live.products.get(row, ())
+            if _root(live, after) == root
+        } - found
+        found |= more
+    return {live.text("made_name", row) for row in found}
