@@ -26,6 +26,7 @@ from gpuprobe.errors import (
 )
 from gpuprobe.model.run.session import BlindSpot
 from gpuprobe.model.text import visible
+from gpuprobe.user_frames import is_user_file
 
 if TYPE_CHECKING:
     from gpuprobe.hazard_watch.results import FindingsSoFar
@@ -161,9 +162,9 @@ class _Notifying:
 
 
 def _convert(snapshot: dict[str, Any], device: int) -> MemoryTrace:
-    from gpuprobe.code_origin import name_of
     from gpuprobe.model.trace import StackTable
     from gpuprobe.recording.snapshot.load import trace_from_snapshot
+    from gpuprobe.user_frames import name_of
 
     trace = trace_from_snapshot(snapshot, device)
     if "IPython" not in sys.modules:
@@ -251,15 +252,13 @@ def source_of(program: Program) -> str:
     """The text of the program's file and of those imported modules that are below its folder, such
     as one that parses the arguments.
     """
-    import sysconfig
-
-    folder, installed = Path(program.file).parent, Path(sysconfig.get_path("purelib"))
+    folder = Path(program.file).parent
     loaded = (getattr(module, "__file__", None) for module in [*sys.modules.values()])
     texts = []
     for name in {program.file, *filter(None, loaded)}:
         path = Path(name)
         own = path.suffix == ".py" and path.is_relative_to(folder)
-        if own and (name == program.file or not path.is_relative_to(installed)):
+        if own and (name == program.file or is_user_file(name)):
             with contextlib.suppress(OSError):  # imported from an archive
                 texts.append(path.read_text(encoding="utf-8", errors="replace"))
     return "\n".join(texts)

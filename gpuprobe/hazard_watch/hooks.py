@@ -28,7 +28,6 @@ from typing import Any, Final
 import torch
 from torch import Tensor, UntypedStorage
 
-from gpuprobe.code_origin import PACKAGE, folder_of
 from gpuprobe.hazard_watch import host_access
 from gpuprobe.hazard_watch.device import PINNED, RegisteredMemory, untraced
 from gpuprobe.hazard_watch.node_streams import lifetime_of
@@ -39,6 +38,7 @@ from gpuprobe.patching import Patches, when_imported
 from gpuprobe.torch_support.compiled_calls import follow_compiled_calls
 from gpuprobe.torch_support.memory_history import history
 from gpuprobe.torch_support.operator_calls import watch
+from gpuprobe.user_frames import PACKAGE, folder_of
 
 _AUTOGRAD: Final = f"{folder_of(torch)}autograd/"
 _VALUES: Final = f"{PACKAGE}native/values/"

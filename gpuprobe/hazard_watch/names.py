@@ -10,13 +10,13 @@ from typing import Any, Final, Protocol
 
 import torch
 
-from gpuprobe.code_origin import name_of
 from gpuprobe.frame_variables import variables
 from gpuprobe.hazard_watch.device import Cuda
-from gpuprobe.hazard_watch.places import is_users, program_frame, site_at_hand
+from gpuprobe.hazard_watch.places import program_frame, site_at_hand
 from gpuprobe.hazards.accesses import RaceContext, Scope
 from gpuprobe.hazards.events import Site
 from gpuprobe.patching import Patches
+from gpuprobe.user_frames import innermost, name_of
 
 _MOST_FRAMES: Final = 8
 _MOST_NAMES: Final = 400
@@ -123,10 +123,8 @@ def context_at_hand(
     scopes: list[Scope] = []
     frame = program_frame()
     while frame is not None and len(scopes) < _MOST_FRAMES:
-        code = frame.f_code
-        if is_users(code.co_filename):
-            scopes.append(_scope(frame, source, actors, address))
-        frame = frame.f_back
+        scopes.append(_scope(frame, source, actors, address))
+        frame = innermost(frame.f_back)
     current = tuple(
         actor
         for (device, number), actor in actors.items()

@@ -2,47 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import multiprocessing
 import sys
-import warnings
 from types import FrameType
 from typing import Final
 
-import torch
-import typing_extensions
-
-from gpuprobe.code_origin import PACKAGE, folder_of, line_of, name_of
 from gpuprobe.hazards.events import CodePosition, Site
 from gpuprobe.model.place import Place
 from gpuprobe.torch_support.compiled_code import lines_of
-
-_SKIP: Final = (
-    folder_of(torch),
-    PACKAGE,
-    "<frozen",
-    "<string>",
-    copy.__file__,
-    contextlib.__file__,
-    folder_of(multiprocessing),
-    # Wrappers around functions of torch's that are deprecated.
-    typing_extensions.__file__,
-    warnings.__file__,
-)
+from gpuprobe.user_frames import innermost, line_of, name_of
 
 _MOST_SITES: Final = 4096
 _sites: dict[tuple[int, int], CodePosition] = {}  # by id of the code, and instruction: one of each
-_skipped: dict[str, bool] = {}  # by file name: whether it is torch's, Python's or ours
-
-
-def is_users(file: str) -> bool:
-    """Whether a file is part of the program, and not of torch, Python or gpuprobe."""
-    skipped = _skipped.get(file)
-    if skipped is None:
-        skipped = _skipped[file] = file.startswith(_SKIP)
-    return not skipped
-
 
 backward_frames: Final[list[FrameType]] = []
 """The frames that called the backward passes in progress. On CUDA the autograd engine has separate
@@ -54,17 +24,17 @@ def program_frame() -> FrameType | None:
     """The innermost frame of the program; in a thread without one, of the thread that called the
     backward pass. None if neither has one.
     """
-    frame = _innermost(sys._getframe(1))
-    return _innermost(backward_frames[-1]) if frame is None and backward_frames else frame
+    frame = innermost(sys._getframe(1))
+    return innermost(backward_frames[-1]) if frame is None and backward_frames else frame
 
 
 def site_at_hand() -> CodePosition | None:
     """The position of the innermost frame of the program, resolved by `place`. In a thread without
     one, the place that called the backward pass.
     """
-    frame = _innermost(sys._getframe(2))
+    frame = innermost(sys._getframe(2))
     if frame is None and backward_frames:
-        frame = _innermost(backward_frames[-1])
+        frame = innermost(backward_frames[-1])
     if frame is None:
         return None
     code = frame.f_code
@@ -75,18 +45,6 @@ def site_at_hand() -> CodePosition | None:
             _sites.clear()
         site = _sites[key] = CodePosition(code, key[1])
     return site
-
-
-def _innermost(frame: FrameType | None) -> FrameType | None:
-    while frame is not None:
-        file = frame.f_code.co_filename
-        skipped = _skipped.get(file)
-        if skipped is None:
-            skipped = _skipped[file] = file.startswith(_SKIP)
-        if not skipped:
-            return frame
-        frame = frame.f_back
-    return None
 
 
 def place(site: Site) -> Place | None:

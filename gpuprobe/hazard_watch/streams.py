@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, UntypedStorage
 from torch.autograd.graph import Node
 
-from gpuprobe.code_origin import PACKAGE
 from gpuprobe.hazard_watch.device import (
     PINNED,
     Cuda,
@@ -55,6 +54,7 @@ from gpuprobe.hazards.footprint import Footprint, of_tensor, whole
 from gpuprobe.hazards.ledger import SyncLedger
 from gpuprobe.torch_support.operator_calls import called_by_engine
 from gpuprobe.torch_support.tensors import parts, storage_key
+from gpuprobe.user_frames import PACKAGE
 
 _SPACE: Final = 1 << 56  # one address space per device, and one for pinned memory
 PINNED_SPACE: Final = 1 << 60

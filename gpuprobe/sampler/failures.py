@@ -11,9 +11,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Final
 
-from gpuprobe.code_origin import PACKAGE
 from gpuprobe.frame_variables import variables
 from gpuprobe.model.run.session import ProgramError
+from gpuprobe.user_frames import PACKAGE
 
 
 def from_program(error: BaseException) -> bool:

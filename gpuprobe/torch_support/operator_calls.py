@@ -28,11 +28,12 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from gpuprobe.code_origin import PACKAGE
 from gpuprobe.errors import EnvironmentUnavailable
 from gpuprobe.patching import original_of, patch, when_imported
-from gpuprobe.torch_support.callers import TORCH, passed_on
+from gpuprobe.torch_support.callers import passed_on
 from gpuprobe.torch_support.compile_watch import skip_own_frames
+from gpuprobe.torch_support.compiled_code import TORCH
+from gpuprobe.user_frames import PACKAGE
 
 if TYPE_CHECKING:
     from torch._C import DispatchKey

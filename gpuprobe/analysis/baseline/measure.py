@@ -22,7 +22,6 @@ from gpuprobe.analysis.compare.accounts import (
 )
 from gpuprobe.analysis.completeness import missing_parts
 from gpuprobe.analysis.peak.peaks import PeakSite, device_peaks, window_of
-from gpuprobe.analysis.trace.frames import UserFrame, is_user_frame
 from gpuprobe.analysis.trace.ledger import ledger_of
 from gpuprobe.analysis.trace.parts import (
     AFTER,
@@ -41,6 +40,7 @@ from gpuprobe.model.trace import COLUMNS, EventColumns, LiveColumns, MemoryTrace
 from gpuprobe.model.values import Bytes, Peak, Unavailable
 from gpuprobe.step_time.predict import VERSION
 from gpuprobe.step_time.recorded import step_time_of
+from gpuprobe.user_frames import UserFrame, is_user_frame
 
 ReadSources: TypeAlias = Callable[[Mapping[str, str]], Mapping[str, Source]]
 

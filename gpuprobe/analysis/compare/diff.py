@@ -25,12 +25,12 @@ from gpuprobe.analysis.peak.high_water import (
 )
 from gpuprobe.analysis.peak.needs import need_of_each
 from gpuprobe.analysis.peak.peaks import PeakSite, device_peaks, high_water_at, nearest_trace
-from gpuprobe.analysis.trace.frames import Lines, UserFrame, is_cpp, is_user_frame, short_name
 from gpuprobe.model.needs import Need, NeedName
 from gpuprobe.model.place import program_name
 from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.text import human_delta
 from gpuprobe.model.values import Count, Displayed, OneOf, Peak, Rank, Size, Unavailable
+from gpuprobe.user_frames import Lines, UserFrame, is_cpp, is_user_frame, short_name
 
 BY = ("category", "module", "line", "need")
 """The breakdowns, in the order they are shown."""

@@ -26,7 +26,6 @@ from gpuprobe.analysis.repeats import (
     repeated,
 )
 from gpuprobe.analysis.trace.categories import categories
-from gpuprobe.analysis.trace.frames import Lines, module_row
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.analysis.trace.segments_at import layout_at
 from gpuprobe.analysis.trace.timeline import timeline
@@ -34,6 +33,7 @@ from gpuprobe.model.memory import Category, TraceAction
 from gpuprobe.model.needs import Need
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Unavailable
+from gpuprobe.user_frames import Lines, module_row
 
 if TYPE_CHECKING:
     from array import array

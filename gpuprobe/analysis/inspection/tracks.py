@@ -22,7 +22,6 @@ from typing import Final, NamedTuple, TypeVar
 
 from gpuprobe.analysis.inspection.lives import BlockLife, Lives
 from gpuprobe.analysis.trace.categories import Marks, Runs, categories
-from gpuprobe.analysis.trace.frames import is_plumbing, short_name
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.analysis.trace.timeline import Timeline, thin, timeline
 from gpuprobe.errors import DataError
@@ -31,6 +30,7 @@ from gpuprobe.model.needs import Need, use_in_words
 from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.trace import Frame
 from gpuprobe.model.values import Unavailable
+from gpuprobe.user_frames import is_plumbing, short_name
 
 T = TypeVar("T")
 

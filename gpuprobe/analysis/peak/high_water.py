@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from gpuprobe.analysis.trace.categories import categories
-from gpuprobe.analysis.trace.frames import (
-    Lines,
-    UserFrame,
-    is_user_frame,
-    module_row,
-)
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.analysis.trace.lifetimes import selected
 from gpuprobe.model.memory import Category
 from gpuprobe.model.place import SourceLine
 from gpuprobe.model.report import Key
 from gpuprobe.model.trace import MemoryTrace, StackTable
+from gpuprobe.user_frames import (
+    Lines,
+    UserFrame,
+    is_user_frame,
+    module_row,
+)
 
 K = TypeVar("K", bound=Key)
 

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from gpuprobe.code_origin import PACKAGE, folder_of
 from gpuprobe.hazard_watch.device import HOST
 from gpuprobe.hazard_watch.order.source import OrderSource
 from gpuprobe.hazards.events import (
@@ -40,6 +39,7 @@ from gpuprobe.hazards.events import (
 from gpuprobe.hazards.footprint import Footprint, of_tensor
 from gpuprobe.patching import Patches
 from gpuprobe.torch_support.tensors import tensors_in
+from gpuprobe.user_frames import PACKAGE, folder_of
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Work

@@ -25,10 +25,10 @@ from types import FrameType
 from typing import TYPE_CHECKING, Final
 
 from gpuprobe.clocks import time_ns
-from gpuprobe.code_origin import PACKAGE, name_of
 from gpuprobe.model.memory import Category, TraceAction
 from gpuprobe.model.trace import EventColumns, Frame, MemoryTrace
 from gpuprobe.sampler.tracing.tensors import named_modules, passed_tensors, plain_tensors
+from gpuprobe.user_frames import PACKAGE, name_of
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -22,7 +22,6 @@ from torch._ops import OpOverload
 
 from gpuprobe.analysis.trace.categories import BUCKET, UNSHARDED, data_parallel_mark
 from gpuprobe.clocks import time_ns
-from gpuprobe.code_origin import PACKAGE, name_of
 from gpuprobe.model.memory import AllocatorCounts, Category, TraceAction
 from gpuprobe.model.run.session import BlindSpot
 from gpuprobe.model.trace import EventColumns, Frame, LiveColumns, MemoryTrace, StackTable
@@ -34,6 +33,7 @@ from gpuprobe.sampler.tracing.calls import ModuleNames
 from gpuprobe.sampler.tracing.tensors import Known, passed_tensors, plain_tensors
 from gpuprobe.torch_support.callers import passed_on
 from gpuprobe.torch_support.operator_calls import Below, left_out, watch
+from gpuprobe.user_frames import PACKAGE, name_of
 
 BLIND_SPOTS = (
     BlindSpot(

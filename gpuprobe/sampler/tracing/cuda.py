@@ -24,7 +24,6 @@ import torch
 from gpuprobe.allocator.settings import with_memory_fraction
 from gpuprobe.analysis.trace.categories import BACKWARD, Marks
 from gpuprobe.catalogue.gpu_model import chosen_workspace, cublas_workspace
-from gpuprobe.code_origin import PACKAGE
 from gpuprobe.model.memory import Block, BlockState, Category, TraceAction
 from gpuprobe.model.run.session import BlindSpot
 from gpuprobe.model.trace import AllocatorSettings, EventColumns, Frame, MemoryTrace, StackTable
@@ -35,6 +34,7 @@ from gpuprobe.sampler.tracing.uses import Uses
 from gpuprobe.torch_support import compiled_code
 from gpuprobe.torch_support.memory_history import history
 from gpuprobe.torch_support.version import installed
+from gpuprobe.user_frames import PACKAGE
 
 BLIND_SPOTS = (
     BlindSpot(
