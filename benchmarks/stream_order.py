@@ -281,7 +281,7 @@ class Watching:
         return _as_gpuprobes(operator)
 
     def _noted(self, engine: Any, actor: int, op: Any, site: Any, note: str) -> None:
-        from gpuprobe.hazard_watch.places import place
+        from gpuprobe.hazard_watch.names import place
 
         if engine.replays:
             return  # a log, to verify a fix

@@ -14,7 +14,7 @@ import torch
 
 import gpuprobe
 from gpuprobe.analysis.compare.accounts import Naming
-from gpuprobe.hazard_watch.places import place, site_at_hand
+from gpuprobe.hazard_watch.names import place, site_at_hand
 from gpuprobe.model.trace import Frame
 from gpuprobe.torch_support import compiled_code
 from gpuprobe.torch_support.callers import program_line, user_line

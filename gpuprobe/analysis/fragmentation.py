@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from gpuprobe.allocator.rules import PAGE_SMALL
-from gpuprobe.analysis.peak.high_water import Share, shares
+from gpuprobe.analysis.peak.peaks import Share, shares
 from gpuprobe.model.memory import Block, BlockState, Segment
 from gpuprobe.model.place import SourceLine
 from gpuprobe.model.record import record

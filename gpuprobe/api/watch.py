@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from gpuprobe.model.findings import Finding
     from gpuprobe.model.needs import UsesCost
     from gpuprobe.model.run.session import Step
-    from gpuprobe.model.trace import MemoryTrace
     from gpuprobe.native.session import NativeSession
     from gpuprobe.recording.writer import RecordingWriter
     from gpuprobe.sampler.base import Sink
@@ -125,7 +124,7 @@ def record(
 def _recorder(sink: Sink, **settings: Any) -> Recorder:
     from gpuprobe.sampler.recorder import Recorder
 
-    return Recorder(sink, convert=_convert, **settings)
+    return Recorder(sink, **settings)
 
 
 def child_writer(path: Path, rank: int, ranks: int) -> RecordingWriter:
@@ -159,19 +158,6 @@ class _Notifying:
     def step(self, step: Step) -> None:
         self._write(step)
         self._on_step(step)
-
-
-def _convert(snapshot: dict[str, Any], device: int) -> MemoryTrace:
-    from gpuprobe.model.trace import StackTable
-    from gpuprobe.recording.snapshot.load import trace_from_snapshot
-    from gpuprobe.user_frames import name_of
-
-    trace = trace_from_snapshot(snapshot, device)
-    if "IPython" not in sys.modules:
-        return trace
-    frames = [frame._replace(filename=name_of(frame.filename)) for frame in trace.stacks.frames]
-    trace.stacks = StackTable.of(trace.stacks.strings, frames, trace.stacks.stacks)
-    return trace
 
 
 class Runnable(Protocol):
@@ -642,7 +628,7 @@ def summary(output: Path, width: int = 80, *, gpu: str = "") -> list[str]:
     from gpuprobe.analysis.completeness import missing_parts
     from gpuprobe.analysis.evaluation import WITH_GRADIENTS
     from gpuprobe.api.recordings import load
-    from gpuprobe.api.recordings import summary as summarize
+    from gpuprobe.api.summary import summarize
     from gpuprobe.reporters.sections.parts import capitalized
     from gpuprobe.reporters.sections.report import (
         ended_out_of_memory,

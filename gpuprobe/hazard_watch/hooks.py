@@ -30,8 +30,8 @@ from torch import Tensor, UntypedStorage
 
 from gpuprobe.hazard_watch import host_access
 from gpuprobe.hazard_watch.device import PINNED, RegisteredMemory, untraced
+from gpuprobe.hazard_watch.names import backward_frames
 from gpuprobe.hazard_watch.node_streams import lifetime_of
-from gpuprobe.hazard_watch.places import backward_frames
 from gpuprobe.hazard_watch.source import EventSource
 from gpuprobe.hazards.events import StreamWait
 from gpuprobe.patching import Patches, when_imported

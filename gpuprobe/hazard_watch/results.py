@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from gpuprobe.hazard_watch.places import place
+from gpuprobe.hazard_watch.names import place
 from gpuprobe.hazard_watch.source import EventSource
 from gpuprobe.hazards import rules
 from gpuprobe.hazards.events import Site

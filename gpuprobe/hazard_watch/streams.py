@@ -26,9 +26,9 @@ from gpuprobe.hazard_watch.names import (
     context_at_hand,
     created_streams,
     names_at_hand,
+    site_at_hand,
 )
 from gpuprobe.hazard_watch.order.backward import SUMS, BackwardPass
-from gpuprobe.hazard_watch.places import site_at_hand
 from gpuprobe.hazards.accesses import RaceContext
 from gpuprobe.hazards.engine import Engine
 from gpuprobe.hazards.events import (

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuprobe.analysis.peak.flame import FlameNode, flame_tree
-from gpuprobe.analysis.peak.high_water import (
+from gpuprobe.analysis.peak.peaks import (
     by_category,
     by_line,
     by_module,

@@ -31,7 +31,7 @@ from gpuprobe.analysis.compare.accounts import Account, most_bytes
 from gpuprobe.analysis.compare.causes import Cause, Context, changed_lines, explain
 from gpuprobe.analysis.compare.diff import DiffRow, join_needs, join_rows
 from gpuprobe.analysis.compare.matching import LineInfo, match_lines, match_modules
-from gpuprobe.analysis.peak.high_water import Share
+from gpuprobe.analysis.peak.peaks import Share
 from gpuprobe.model.findings import Level
 from gpuprobe.model.needs import Need
 from gpuprobe.model.place import Place, parse_place

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby, repeat
 from typing import Final
 
-from gpuprobe.analysis.peak.high_water import HighWater, Share, live_at
 from gpuprobe.analysis.peak.needs import need_of_each
+from gpuprobe.analysis.peak.peaks import HighWater, Share, live_at
 from gpuprobe.analysis.trace.categories import Marks, Runs
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.analysis.trace.parts import Traced, TracePoint, full_steps

@@ -14,17 +14,20 @@ from itertools import compress
 from typing import Annotated
 
 from gpuprobe.analysis.compare.matching import LineInfo, match_lines, match_modules
-from gpuprobe.analysis.peak.high_water import (
+from gpuprobe.analysis.peak.needs import need_of_each
+from gpuprobe.analysis.peak.peaks import (
     HighWater,
+    PeakSite,
     Share,
     as_text,
     by_category,
     by_line,
     by_module,
+    device_peaks,
+    high_water_at,
+    nearest_trace,
     shares,
 )
-from gpuprobe.analysis.peak.needs import need_of_each
-from gpuprobe.analysis.peak.peaks import PeakSite, device_peaks, high_water_at, nearest_trace
 from gpuprobe.model.needs import Need, NeedName
 from gpuprobe.model.place import program_name
 from gpuprobe.model.run.recording import RankRecording, Recording

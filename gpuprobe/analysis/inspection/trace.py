@@ -81,10 +81,8 @@ def open_traces(rank: RankRecording, name: TraceRef) -> list[TraceInspector]:
 
     The one with the most memory comes first. Raises DataError if one is damaged.
     """
-    if name.position < 0:
-        traces = rank.load_traces()
-    else:
-        traces = rank.traces_of(rank.steps[name.position])
+    at = name.position
+    traces = iter(rank.traces) if at < 0 else rank.traces.of(rank.steps[at])
     found = [TraceInspector(trace) for trace in traces]
     return sorted(found, key=lambda one: -one.allocated[one.peak])
 

@@ -358,12 +358,12 @@ def tracks(
 def _ledgers(rank: RankRecording, problems: list[str]) -> Iterator[Ledger]:
     """The traces of a rank in the order of its steps. Errors are appended to ``problems``."""
     if not rank.steps:
-        for trace in rank.load_traces():
+        for trace in rank.traces:
             yield ledger_of(trace)
         return
     for step in rank.steps:
         try:
-            for trace in rank.traces_of(step):
+            for trace in rank.traces.of(step):
                 yield ledger_of(trace)
         except DataError as error:
             problems.append(f"rank {rank.session.rank}, step {step.index}: {error}")

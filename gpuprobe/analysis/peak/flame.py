@@ -11,8 +11,8 @@ import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from gpuprobe.analysis.peak.high_water import HighWater
 from gpuprobe.analysis.peak.needs import need_of_each
+from gpuprobe.analysis.peak.peaks import HighWater
 from gpuprobe.model.memory import Category
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import Frame

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gpuprobe.allocator.rules import SMALL_LIMIT, allocation_size
 from gpuprobe.allocator.settings import memory_fraction
 from gpuprobe.analysis.fragmentation import Fragmentation, PoolSpace, fragmentation
-from gpuprobe.analysis.peak.high_water import HighWater, by_category, by_line, live_at
+from gpuprobe.analysis.peak.peaks import HighWater, by_category, by_line, live_at
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.analysis.trace.segments_at import layout_at
 from gpuprobe.model.memory import Category, TraceAction

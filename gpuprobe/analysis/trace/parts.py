@@ -129,7 +129,7 @@ def _highest(parts: Iterable[TracePart]) -> TracePoint | None:
 
 
 def _device_traces(site: PeakSite, step: Step) -> Iterator[MemoryTrace]:
-    return (trace for trace in site.rank.traces_of(step) if trace.device == site.device)
+    return (trace for trace in site.rank.traces.of(step) if trace.device == site.device)
 
 
 def traced(site: PeakSite, *, is_user: UserFrame = is_user_frame) -> Traced:
