@@ -19,7 +19,7 @@ from gpuprobe.model.memory import Category
 from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.run.session import Collective, KnownTensors, Phase, Step
 from gpuprobe.model.values import Bytes, Unavailable
-from gpuprobe.reporters.json import schema
+from gpuprobe.reporters.json.schemas import schema
 from gpuprobe.reporters.sections.report import report_sections
 from gpuprobe.reporters.terminal import Style
 from gpuprobe.reporters.text import draw

@@ -17,7 +17,7 @@ import pytest
 
 import gpuprobe
 from gpuprobe.api.summary import summarize
-from gpuprobe.reporters.json import schema
+from gpuprobe.reporters.json.schemas import schema
 from gpuprobe.reporters.sections.report import report_sections
 from gpuprobe.reporters.terminal import Style
 from gpuprobe.reporters.text import draw

@@ -38,7 +38,7 @@ from gpuprobe.model.values import Unavailable
 from gpuprobe.recording.reader import read_recording
 from gpuprobe.recording.writer import RecordingWriter
 from gpuprobe.reporters.json import report as report_json
-from gpuprobe.reporters.json import schema
+from gpuprobe.reporters.json.schemas import schema
 from gpuprobe.reporters.sections.report import report_sections
 from gpuprobe.reporters.text import draw
 

@@ -19,7 +19,7 @@ from gpuprobe.model.memory import Category
 from gpuprobe.model.run.session import SessionEnd
 from gpuprobe.model.text import visible
 from gpuprobe.recording.writer import RecordingWriter
-from gpuprobe.reporters.json import schema
+from gpuprobe.reporters.json.schemas import schema
 
 
 def write(path: Path, *, ended: bool = True) -> Path:

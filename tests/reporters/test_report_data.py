@@ -58,7 +58,7 @@ from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Bytes, Peak, Unavailable
 from gpuprobe.reporters.html import report as html_report
 from gpuprobe.reporters.json import report as report_json
-from gpuprobe.reporters.json import schema
+from gpuprobe.reporters.json.schemas import schema
 from gpuprobe.reporters.sections.report import facts, headline, report_sections
 from gpuprobe.reporters.sections.report.memory import causes_section
 from gpuprobe.reporters.terminal import Style

@@ -23,7 +23,7 @@ from gpuprobe.model.values import Bytes, Unavailable
 from gpuprobe.recording.chunks import RankTraces
 from gpuprobe.reporters.html import report as html_compare
 from gpuprobe.reporters.json import diff as diff_json
-from gpuprobe.reporters.json import schema
+from gpuprobe.reporters.json.schemas import schema
 from gpuprobe.reporters.sections.diff import diff_sections
 from gpuprobe.reporters.sections.plans import estimate_sections
 from gpuprobe.reporters.sections.report import report_sections

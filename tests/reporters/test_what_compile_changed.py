@@ -24,7 +24,7 @@ from gpuprobe.api.views import write_diff
 from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.report import ShareTable
 from gpuprobe.reporters.json import diff as diff_json
-from gpuprobe.reporters.json import schema
+from gpuprobe.reporters.json.schemas import schema
 from gpuprobe.reporters.sections.diff import diff_sections
 from gpuprobe.reporters.text import draw
 

@@ -24,7 +24,7 @@ from gpuprobe.api.views import write_report
 from gpuprobe.model.report import ShareTable
 from gpuprobe.model.trace import parse_tag
 from gpuprobe.reporters.json import report as report_json
-from gpuprobe.reporters.json import schema
+from gpuprobe.reporters.json.schemas import schema
 from gpuprobe.reporters.sections.report import report_sections
 from gpuprobe.reporters.text import draw
 from gpuprobe.sampler.hooks.discover import compile_in_use
