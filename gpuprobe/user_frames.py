@@ -18,7 +18,7 @@ import linecache
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import Enum
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
@@ -171,6 +171,21 @@ def innermost(frame: FrameType | None, owners: frozenset[Owner] = _AT_FAULT) -> 
             return frame
         frame = frame.f_back
     return None
+
+
+def outside(frame: FrameType | None, files: str | tuple[str, ...]) -> FrameType | None:
+    """The innermost frame, from ``frame`` outwards, whose file's name begins with none of these."""
+    while frame is not None and frame.f_code.co_filename.startswith(files):
+        frame = frame.f_back
+    return frame
+
+
+def program_stack(frame: FrameType | None) -> Iterator[Frame]:
+    """The frames from ``frame`` outwards, innermost first, without gpuprobe's own."""
+    while (frame := outside(frame, PACKAGE)) is not None:
+        code = frame.f_code
+        yield Frame(name_of(code.co_filename), frame.f_lineno or 0, code.co_name)
+        frame = frame.f_back
 
 
 def is_cpp(frame: Frame) -> bool:

@@ -22,7 +22,6 @@ import itertools
 import sys
 import weakref
 from collections.abc import Callable
-from types import FrameType
 from typing import Any, Final
 
 import torch
@@ -38,7 +37,7 @@ from gpuprobe.patching import Patches, when_imported
 from gpuprobe.torch_support.compiled_calls import follow_compiled_calls
 from gpuprobe.torch_support.memory_history import history
 from gpuprobe.torch_support.operator_calls import watch
-from gpuprobe.user_frames import PACKAGE, folder_of
+from gpuprobe.user_frames import PACKAGE, folder_of, outside
 
 _AUTOGRAD: Final = f"{folder_of(torch)}autograd/"
 _VALUES: Final = f"{PACKAGE}native/values/"
@@ -332,9 +331,7 @@ class _CudaHooks:
 
 def _in_value_computation() -> bool:
     """Whether a backward pass is run to compute an operator's values, on a simulated GPU."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename.startswith(_AUTOGRAD):
-        frame = frame.f_back
+    frame = outside(sys._getframe(2), _AUTOGRAD)
     return frame is not None and frame.f_code.co_filename.startswith(_VALUES)
 
 

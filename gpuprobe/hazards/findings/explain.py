@@ -30,6 +30,7 @@ from gpuprobe.hazards.findings.repairs import (
     Wait,
     WaitForEvent,
 )
+from gpuprobe.hazards.findings.results import PROOF, Proof
 from gpuprobe.hazards.findings.splitting import split
 from gpuprobe.model.findings import Finding, Fix
 from gpuprobe.model.place import Place
@@ -76,7 +77,7 @@ def _fixed_together(
     fixed = {id(race): {id(race)} for race in races}
     for race in races if 1 < len(races) <= _MOST else ():
         repair, _, proof = proposals[id(race)]
-        if proof and repair.shared:
+        if proof is Proof.REMOVES and repair.shared:
             gone = engine.fixed_races(repair.log_everywhere, races)
             if any(one is race for one in gone):
                 fixed[id(race)] = {id(one) for one in gone}
@@ -117,9 +118,9 @@ def finding(engine: Engine, race: Race, place: PlaceOf, *, verify: bool = True) 
 
 
 _PROOFS: Final = {
-    True: "yes: with it the same run has no such race",
-    False: "no",
-    None: "not checked: the run is too long to replay",
+    Proof.REMOVES: f"{Proof.REMOVES.value}: with it the same run has no such race",
+    Proof.FAILS: Proof.FAILS.value,
+    Proof.UNCHECKED: f"{Proof.UNCHECKED.value}: the run is too long to replay",
 }
 
 
@@ -139,7 +140,7 @@ class _Report:
         evidence = [
             ("first", f"{_what(first)} on {self.stream(first.actor)}{_at(there)}"),
             ("second", f"{_what(second)} on {self.stream(second.actor)}{_at(here)}"),
-            ("fix verified", _PROOFS[proposal.proof]),
+            (PROOF, _PROOFS[proposal.proof]),
         ]
         for other in others:
             places = (self.place(other.first.site), self.place(other.second.site))
@@ -328,13 +329,11 @@ def _line(place: Place | None) -> str:
 
 
 class Proposal(NamedTuple):
-    """A repair as a fix for readers. ``proof``: whether it removes the race; None if the log does
-    not reach that far.
-    """
+    """A repair as a fix for readers. ``proof`` is unchecked if the log does not reach that far."""
 
     repair: Repair
     fix: Fix
-    proof: bool | None
+    proof: Proof
 
 
 def nowhere(site: Any) -> Place | None:
@@ -349,10 +348,13 @@ def propose(
     located = LocatedRace.locate(engine, race, place)
     repairs = [*_in_source(located), _in_words(located)]
     for repair in repairs:
-        proof = engine.is_fixed(race, repair.log) if verify else None
-        if proof is not False:
+        proof = _PROOF_OF[engine.is_fixed(race, repair.log) if verify else None]
+        if proof is not Proof.FAILS:
             return Proposal(repair, repair.fix(), proof)
-    return Proposal(repairs[0], repairs[0].fix(), proof=False)
+    return Proposal(repairs[0], repairs[0].fix(), Proof.FAILS)
+
+
+_PROOF_OF: Final = {True: Proof.REMOVES, False: Proof.FAILS, None: Proof.UNCHECKED}
 
 
 def _in_source(located: LocatedRace) -> Iterator[Repair]:

@@ -37,6 +37,7 @@ from gpuprobe.user_frames import (
     file_and_line,
     innermost,
     is_user_file,
+    outside,
     owner_of,
 )
 
@@ -286,10 +287,7 @@ def _safe(verdict: branches.Verdict) -> bool:
 
 
 def _program_frame() -> FrameType | None:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and _passed_by(frame):
-        frame = frame.f_back
-    return frame
+    return outside(sys._getframe(1), _PLUMBING)
 
 
 def _where() -> tuple[str, int, str]:

@@ -33,7 +33,7 @@ from gpuprobe.sampler.tracing.calls import ModuleNames
 from gpuprobe.sampler.tracing.tensors import Known, passed_tensors, plain_tensors
 from gpuprobe.torch_support.callers import passed_on
 from gpuprobe.torch_support.operator_calls import Below, left_out, watch
-from gpuprobe.user_frames import PACKAGE, name_of
+from gpuprobe.user_frames import program_stack
 
 BLIND_SPOTS = (
     BlindSpot(
@@ -457,15 +457,7 @@ class CpuTrace:
 
     def _new_stack(self, frame: FrameType | None) -> int:
         table = self._stacks
-        frames = []
-        while frame is not None:
-            code = frame.f_code
-            if not code.co_filename.startswith(PACKAGE):
-                frames.append(
-                    table.frame(Frame(name_of(code.co_filename), frame.f_lineno or 0, code.co_name))
-                )
-            frame = frame.f_back
-        made = table.stack(tuple(frames))
+        made = table.stack(tuple(map(table.frame, program_stack(frame))))
         maker = data_parallel_mark(table.frames_of(made))
         if maker:
             self._category_of_stack[made] = _BY_WHOM[maker]
