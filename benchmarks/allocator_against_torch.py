@@ -173,7 +173,7 @@ class Runner:
         requests that failed there are, if they are served, freed at once, and calls of
         ``empty_cache`` that released nothing are left out.
         """
-        from gpuprobe.recording.snapshot.load import trace_from_snapshot
+        from gpuprobe.torch_support.snapshots import trace_of
 
         torch = self.torch
         page = conf.partition("large_segment_size_mb:")[2].partition(",")[0]
@@ -204,7 +204,7 @@ class Runner:
         figures = {name: statistics.get(key, 0) for name, key in STATISTICS.items()}
         if expandable and figures["retries"] + figures["ooms"]:
             self._pages.add(page)
-        trace = trace_from_snapshot(snapshot, 0)
+        trace = trace_of(snapshot, 0)
         return Measured(
             trace,
             figures,

@@ -212,6 +212,8 @@ _WORDS = {
     "whole-vmap": ("chunk_size",),
     "summed-losses": ("each loss",),
     "padding": ("longest",),
+    "saved-twice": ("input only", "silu", "gelu", "checkpoint"),
+    "log-probabilities-of-all": ("logsumexp",),
     "old-streams": ("reuse the stream",),
     "private-pools": ("largest first", "shared graph pool"),
     "evaluation": ("no_grad", "inference_mode"),

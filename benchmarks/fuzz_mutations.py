@@ -163,7 +163,7 @@ def _details(folder: Path) -> Uses:
     from snapshot_samples import modern, torch_2_0, without_frames
 
     from gpuprobe.recording.load import load as load_recording
-    from gpuprobe.recording.snapshot.decode import decode
+    from gpuprobe.torch_support.snapshots import decode
 
     def account(trace: Any) -> object:
         columns = trace.events
@@ -182,7 +182,7 @@ def _details(folder: Path) -> Uses:
             (rank,) = load_recording(path).ranks
         except GpuprobeError as error:
             return f"refused for a detail: {error}"
-        if account(next(iter(rank.load_traces()))) not in known:
+        if account(next(iter(rank.traces))) not in known:
             return "other accounts"
         return "=with a note" if any(s.what[0].isdigit() for s in rank.blind_spots) else "=read"
 

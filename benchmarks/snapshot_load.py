@@ -34,7 +34,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 BARE = "import pickle\npickle.load(open(FILE, 'rb'))"
-LOAD = "import gpuprobe\nnext(gpuprobe.load(FILE).ranks[0].load_traces())"
+LOAD = "import gpuprobe\nnext(gpuprobe.load(FILE).ranks[0].traces)"
 CANDIDATES = {
     "bare": BARE,
     "bare, gc off": "import gc\ngc.disable()\n" + BARE,
@@ -42,7 +42,7 @@ CANDIDATES = {
     "load + analysis": f"""
 import gpuprobe
 from gpuprobe.analysis.fragmentation import fragmentation
-from gpuprobe.analysis.peak.high_water import by_category, by_line, by_module, high_water
+from gpuprobe.analysis.peak.peaks import by_category, by_line, by_module, high_water
 from gpuprobe.analysis.leaks import leaks
 from gpuprobe.analysis.trace.ledger import ledger_of
 from gpuprobe.analysis.trace.timeline import timeline

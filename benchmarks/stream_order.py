@@ -281,7 +281,7 @@ class Watching:
         return _as_gpuprobes(operator)
 
     def _noted(self, engine: Any, actor: int, op: Any, site: Any, note: str) -> None:
-        from gpuprobe.hazard_watch.places import place
+        from gpuprobe.hazard_watch.names import place
 
         if engine.replays:
             return  # a log, to verify a fix
@@ -304,7 +304,7 @@ class Watching:
 
 def _as_gpuprobes(function: Any) -> Any:
     """``function``, whose frames count as gpuprobe's, which checks who called an operator."""
-    from gpuprobe.code_origin import PACKAGE
+    from gpuprobe.user_frames import PACKAGE
 
     file = f"{PACKAGE}{Path(__file__).name}"
     function.__code__ = function.__code__.replace(co_filename=file)

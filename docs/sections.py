@@ -160,9 +160,8 @@ def error_table() -> str:
 
 def json_documents() -> str:
     """The documents of ``--json``, with the commands that print them and their schemas."""
-    import schemas
-
     from gpuprobe.cli.commands import COMMANDS
+    from gpuprobe.reporters.json.schemas import SCHEMAS
 
     others = {
         "cuda-torch": "`cuda-torch`",
@@ -177,7 +176,7 @@ def json_documents() -> str:
         "written": "`baseline`",
     }
     rows = []
-    for file, documents in schemas.FILES.items():
+    for file, documents in SCHEMAS.items():
         name = file.rpartition("-")[0]
         assert name in others or name in COMMANDS, name
         rows.append((others.get(name, f"`{name}`"), f"`{documents[0].name}`", f"`{file}.json`"))

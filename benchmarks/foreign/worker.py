@@ -31,7 +31,7 @@ from foreign.programs import Program, load
 
 GPU = os.environ.get("FOREIGN_GPU", "h100-80gb")
 OURS = (
-    "gpuprobe.reporters.summary",
+    "gpuprobe.api.summary",
     "gpuprobe.api.recordings",
     "gpuprobe.api.estimates",
     "gpuprobe.api.watch",

@@ -203,11 +203,11 @@ def _trace(starts: list[int]) -> MemoryTrace:
     """The allocator's history, without times and with every event's step as its phase."""
     import torch
 
-    from gpuprobe.recording.snapshot.load import trace_from_snapshot
+    from gpuprobe.torch_support.snapshots import trace_of
 
     snapshot = torch.cuda.memory._snapshot()
     torch.cuda.memory._record_memory_history(None)
-    trace = trace_from_snapshot(snapshot, torch.cuda.current_device())
+    trace = trace_of(snapshot, torch.cuda.current_device())
     return without_times(trace, starts)
 
 

@@ -283,9 +283,10 @@ def report(
     """Report where the memory of a recording or torch memory snapshot went: peaks, phases,
     categories, modules, lines, causes of an out-of-memory error, and advice. Sizes are bytes.
     """
-    from gpuprobe.api.recordings import load_to_report, summary
+    from gpuprobe.api.recordings import load_to_report
+    from gpuprobe.api.summary import summarize
 
-    return summary(load_to_report(recording), top=top, device=device)
+    return summarize(load_to_report(recording), top=top, device=device)
 
 
 def diff(

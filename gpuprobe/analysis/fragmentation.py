@@ -14,14 +14,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from gpuprobe.allocator.rules import PAGE_SMALL
-from gpuprobe.analysis.peak.high_water import Share, shares
-from gpuprobe.analysis.trace.frames import Lines
+from gpuprobe.analysis.peak.peaks import Share, shares
 from gpuprobe.model.memory import Block, BlockState, Segment
 from gpuprobe.model.place import SourceLine
 from gpuprobe.model.record import record
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import MemoryTrace, StackTable
 from gpuprobe.model.values import ReadStatus, Unavailable
+from gpuprobe.user_frames import Lines
 
 _LARGE_PAGE = 20 * 1024 * 1024  # torch's default large_segment_size
 

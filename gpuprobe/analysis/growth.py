@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil, sqrt
 
-from gpuprobe.analysis.peak.high_water import HighWater, Share, by_line, high_water
-from gpuprobe.analysis.peak.peaks import PeakSite, window_of
+from gpuprobe.analysis.peak.peaks import HighWater, PeakSite, Share, by_line, high_water, window_of
 from gpuprobe.errors import DataError
 from gpuprobe.model.place import NoPlace, SourceLine
 from gpuprobe.model.record import record
@@ -121,7 +120,7 @@ def _grown_lines(
 def _mark(rank: RankRecording, step: Step, device: str) -> HighWater | None:
     """A step's high water mark; None if its trace cannot be read (a blind spot of the report)."""
     try:
-        return next((high_water(t) for t in rank.traces_of(step) if t.device == device), None)
+        return next((high_water(t) for t in rank.traces.of(step) if t.device == device), None)
     except DataError:
         return None
 

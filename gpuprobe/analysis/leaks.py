@@ -18,12 +18,12 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from gpuprobe.analysis.trace.categories import evidence_of, optimizer_steps
-from gpuprobe.analysis.trace.frames import Lines, UserFrame, is_user_frame
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.model.place import SourceLine
 from gpuprobe.model.record import record
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import ReadStatus, Unavailable
+from gpuprobe.user_frames import Lines, UserFrame, is_user_frame
 
 
 @record(frozen=True, slots=True)

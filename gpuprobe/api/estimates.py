@@ -477,7 +477,8 @@ def _estimate(
     ``collected``: what Python's collector freed at the end, in bytes by GPU. ``handler``: where the
     program handles an out-of-memory error.
     """
-    from gpuprobe.api.recordings import load, scratch_recording, summary
+    from gpuprobe.api.recordings import load, scratch_recording
+    from gpuprobe.api.summary import summarize
     from gpuprobe.api.watch import record
     from gpuprobe.native.session import NativeMeasurement
     from gpuprobe.planning.figures import device_fit, device_rows, estimate_of, fullest
@@ -529,7 +530,7 @@ def _estimate(
         }
         worst = fullest(outcome, fits)
         about = f"cuda:{worst.index}" if len(outcome.devices) > 1 else ""
-        report = summary(mine, top=1_000_000, device=about)
+        report = summarize(mine, top=1_000_000, device=about)
         time = step_time_of(
             ranks[0],
             worst.model.name,

@@ -23,12 +23,13 @@ from pathlib import Path
 from typing import Final
 
 from gpuprobe.analysis.growth import growth_of
-from gpuprobe.analysis.peak.high_water import HighWater, live_at
 from gpuprobe.analysis.peak.needs import Biographies, needs_at
 from gpuprobe.analysis.peak.peaks import (
+    HighWater,
     PeakSite,
     device_peaks,
     high_water_at,
+    live_at,
     nearest_trace,
     overall_peak,
 )
@@ -562,7 +563,7 @@ def _traces(site: PeakSite) -> list[MemoryTrace]:
     return [
         trace
         for step in site.rank.traced_steps()
-        for trace in site.rank.traces_of(step)
+        for trace in site.rank.traces.of(step)
         if trace.device == site.device and trace.segments
     ]
 

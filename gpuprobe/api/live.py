@@ -9,8 +9,7 @@ from gpuprobe.analysis.inspection.steps import (
     RankFacts,
     rank_facts,
 )
-from gpuprobe.analysis.peak.high_water import Share
-from gpuprobe.analysis.peak.peaks import window_of
+from gpuprobe.analysis.peak.peaks import Share, window_of
 from gpuprobe.analysis.repeats import RepeatedShare, share_groups
 from gpuprobe.api.devices import inventory
 from gpuprobe.model.machine.process import Neighbours

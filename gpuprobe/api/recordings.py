@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gpuprobe.analysis.compare.diff import Diff
     from gpuprobe.model.report import Report
     from gpuprobe.model.run.jobs import HangReport, Scaling
-    from gpuprobe.model.run.recording import RankRecording, Recording
+    from gpuprobe.model.run.recording import Recording
     from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
 
 __all__ = [
@@ -29,7 +29,6 @@ __all__ = [
     "report",
     "scale",
     "scratch_recording",
-    "summary",
 ]
 
 
@@ -74,7 +73,7 @@ def load_to_report(path: str | os.PathLike[str]) -> Recording:
     from gpuprobe.recording.snapshot.child import pending_read
 
     with pending_read(path) as child:
-        import_module("gpuprobe.reporters.summary")
+        import_module("gpuprobe.api.summary")
         from gpuprobe.recording.load import load
 
         return load(path, child)
@@ -156,33 +155,14 @@ def report(recording: Recording | str | os.PathLike[str], *, top: int = 10) -> R
 
     Raises what `load` raises.
     """
+    from gpuprobe.api.summary import summarize
     from gpuprobe.model.io.files import gc_paused
     from gpuprobe.reporters.json.report import to_document
 
     found = _loaded(recording)
     with gc_paused():
-        typed = summary(found, top=top)
+        typed = summarize(found, top=top)
         return ReportDocument(to_document(typed), typed, found)
-
-
-def summary(
-    recording: Recording, *, top: int = 10, device: str = "", whole: bool = False
-) -> Report:
-    """`report` as typed values, for gpuprobe's renderers. ``device``: the device whose peak is
-    reported, "" for the one with the highest; raises UsageError if it was not recorded. ``whole``:
-    the lines and modules of the peak are complete; a renderer groups them and has its own ``top``.
-    """
-    from gpuprobe.model.io.files import gc_paused
-    from gpuprobe.reporters.summary import summarize
-
-    with gc_paused():  # half of the time, for a report of 64 ranks
-        return summarize(recording, top=top, device=device, whole=whole, is_running=_is_running)
-
-
-def _is_running(rank: RankRecording) -> bool | None:
-    from gpuprobe.recording.running import is_alive  # 3 ms, only for a recording without an end
-
-    return is_alive(rank)
 
 
 def diff(
@@ -240,7 +220,7 @@ def replay(
     else:
         recording = _loaded(snapshot)
         path = recording.path
-        found = [trace for rank in recording.ranks for trace in rank.load_traces()]
+        found = [trace for rank in recording.ranks for trace in rank.traces]
         torch = recording.ranks[0].environment.torch if recording.ranks else ""
         known = torch if isinstance(torch, str) else ""
     traces = [

@@ -96,13 +96,13 @@ def _warm_up(gpu: str, *, compiler: bool) -> None:
         import gpuprobe.api.recordings
         import gpuprobe.api.watch
         import gpuprobe.recording.load
-        import gpuprobe.recording.snapshot.load
         import gpuprobe.recording.writer
         import gpuprobe.sampler.hooks.per_step
         import gpuprobe.sampler.hooks.precision
         import gpuprobe.sampler.hooks.torch_hooks
         import gpuprobe.sampler.recorder
         import gpuprobe.sampler.tracing.cuda
+        import gpuprobe.torch_support.snapshots
 
         if gpu:
             import torch.utils.flop_counter  # of `compute="auto"`: 200 ms

@@ -36,14 +36,14 @@ def write_report(
     ``path`` exists (unless ``force``) or cannot be written, DataError if nothing was recorded yet.
     """
     from gpuprobe.analysis.inspection.tracks import tracks
-    from gpuprobe.api.recordings import summary
+    from gpuprobe.api.summary import summarize
     from gpuprobe.reporters.html import report as html_report
     from gpuprobe.step_time.recorded import timelines_of
 
     found, problems = tracks(recording)
     with new_file(path, force) as stream:
         html_report.write(
-            summary(recording, top=html_report.ROWS, whole=True),
+            summarize(recording, top=html_report.ROWS, whole=True),
             _text(stream),
             tracks=found,
             trees=_trees(recording),
@@ -226,9 +226,7 @@ def write_perfetto(recording: Recording, path: StrPath, *, force: bool = False) 
     ranks = recording.ranks if communication else _ranks_with_traces(recording)
     several = len(recording.ranks) > 1
     traces = (
-        (rank.session.rank if several else None, trace)
-        for rank in ranks
-        for trace in rank.load_traces()
+        (rank.session.rank if several else None, trace) for rank in ranks for trace in rank.traces
     )
     with new_file(path, force) as stream:
         if os.fspath(path).endswith(".gz"):
@@ -273,7 +271,7 @@ def write_snapshot(recording: Recording, path: StrPath, *, force: bool = False) 
         if len(recording.ranks) > 1:
             where = name.with_name(f"{name.stem}.rank{rank.session.rank}{name.suffix}")
         with new_file(where, force) as stream:
-            torch_snapshot.write(rank.load_traces(), stream)
+            torch_snapshot.write(rank.traces, stream)
         written.append(where)
     return tuple(written)
 
@@ -298,7 +296,7 @@ _NEEDS_TRACE = "record with --level trace"
 
 def _ranks_with_traces(recording: Recording) -> list[RankRecording]:
     """The ranks that have a trace. Raises DataError if none has one."""
-    found = [rank for rank in recording.ranks if next(iter(rank.load_traces()), None) is not None]
+    found = [rank for rank in recording.ranks if next(iter(rank.traces), None) is not None]
     if not found:
         raise DataError(f"{recording.path} has no memory trace", hint=_NEEDS_TRACE)
     return found
@@ -324,7 +322,8 @@ def html_of(value: Any) -> str:
     For a recording that cannot be read, it shows the error. Raises TypeError for other objects.
     """
     from gpuprobe.analysis.inspection.tracks import tracks
-    from gpuprobe.api.recordings import ReportDocument, summary
+    from gpuprobe.api.recordings import ReportDocument
+    from gpuprobe.api.summary import summarize
     from gpuprobe.model.run.recording import Recording
     from gpuprobe.reporters.html import notebook
 
@@ -332,7 +331,7 @@ def html_of(value: Any) -> str:
         if isinstance(value, ReportDocument):
             return notebook.of_report(value.summary, tracks(value.recording)[0])
         if isinstance(value, Recording):
-            return notebook.of_report(summary(value), tracks(value)[0])
+            return notebook.of_report(summarize(value), tracks(value)[0])
         return notebook.of_result(value)
     except GpuprobeError as error:
         return notebook.of_error(error)

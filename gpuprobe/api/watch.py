@@ -26,6 +26,7 @@ from gpuprobe.errors import (
 )
 from gpuprobe.model.run.session import BlindSpot
 from gpuprobe.model.text import visible
+from gpuprobe.user_frames import is_user_file
 
 if TYPE_CHECKING:
     from gpuprobe.hazard_watch.results import FindingsSoFar
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from gpuprobe.model.findings import Finding
     from gpuprobe.model.needs import UsesCost
     from gpuprobe.model.run.session import Step
-    from gpuprobe.model.trace import MemoryTrace
     from gpuprobe.native.session import NativeSession
     from gpuprobe.recording.writer import RecordingWriter
     from gpuprobe.sampler.base import Sink
@@ -124,7 +124,7 @@ def record(
 def _recorder(sink: Sink, **settings: Any) -> Recorder:
     from gpuprobe.sampler.recorder import Recorder
 
-    return Recorder(sink, convert=_convert, **settings)
+    return Recorder(sink, **settings)
 
 
 def child_writer(path: Path, rank: int, ranks: int) -> RecordingWriter:
@@ -158,19 +158,6 @@ class _Notifying:
     def step(self, step: Step) -> None:
         self._write(step)
         self._on_step(step)
-
-
-def _convert(snapshot: dict[str, Any], device: int) -> MemoryTrace:
-    from gpuprobe.code_origin import name_of
-    from gpuprobe.model.trace import StackTable
-    from gpuprobe.recording.snapshot.load import trace_from_snapshot
-
-    trace = trace_from_snapshot(snapshot, device)
-    if "IPython" not in sys.modules:
-        return trace
-    frames = [frame._replace(filename=name_of(frame.filename)) for frame in trace.stacks.frames]
-    trace.stacks = StackTable.of(trace.stacks.strings, frames, trace.stacks.stacks)
-    return trace
 
 
 class Runnable(Protocol):
@@ -251,15 +238,13 @@ def source_of(program: Program) -> str:
     """The text of the program's file and of those imported modules that are below its folder, such
     as one that parses the arguments.
     """
-    import sysconfig
-
-    folder, installed = Path(program.file).parent, Path(sysconfig.get_path("purelib"))
+    folder = Path(program.file).parent
     loaded = (getattr(module, "__file__", None) for module in [*sys.modules.values()])
     texts = []
     for name in {program.file, *filter(None, loaded)}:
         path = Path(name)
         own = path.suffix == ".py" and path.is_relative_to(folder)
-        if own and (name == program.file or not path.is_relative_to(installed)):
+        if own and (name == program.file or is_user_file(name)):
             with contextlib.suppress(OSError):  # imported from an archive
                 texts.append(path.read_text(encoding="utf-8", errors="replace"))
     return "\n".join(texts)
@@ -643,7 +628,7 @@ def summary(output: Path, width: int = 80, *, gpu: str = "") -> list[str]:
     from gpuprobe.analysis.completeness import missing_parts
     from gpuprobe.analysis.evaluation import WITH_GRADIENTS
     from gpuprobe.api.recordings import load
-    from gpuprobe.api.recordings import summary as summarize
+    from gpuprobe.api.summary import summarize
     from gpuprobe.reporters.sections.parts import capitalized
     from gpuprobe.reporters.sections.report import (
         ended_out_of_memory,

@@ -11,9 +11,8 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from gpuprobe.analysis.peak.high_water import HighWater, Share, by_category, by_line
 from gpuprobe.analysis.peak.needs import Biographies, needed_at
-from gpuprobe.analysis.peak.peaks import PeakSite, window_of
+from gpuprobe.analysis.peak.peaks import HighWater, PeakSite, Share, by_category, by_line, window_of
 from gpuprobe.errors import DataError
 from gpuprobe.model.findings import Level
 from gpuprobe.model.memory import Category
@@ -229,7 +228,7 @@ def _replayed(site: PeakSite) -> tuple[int, int] | None:
     traces: list[MemoryTrace] = []
     try:
         for step in traced:
-            traces += [t for t in site.rank.traces_of(step) if t.device == site.device]
+            traces += [t for t in site.rank.traces.of(step) if t.device == site.device]
             if sum(len(trace.events) for trace in traces) > _MOST_EVENTS:
                 return None
     except DataError:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from gpuprobe.analysis.trace.frames import Lines, is_user_frame, place_of
 from gpuprobe.causes.answer import Answer
 from gpuprobe.model.memory import BlockState, Segment, TraceAction
 from gpuprobe.model.place import NoPlace, Place, SourceLine
 from gpuprobe.model.trace import MemoryTrace, StackTable
+from gpuprobe.user_frames import Lines, is_user_frame, place_of
 
 LEAST_CACHED: Final = 1 / 3
 """The share of reserved memory, beyond the most that was allocated at once, from which the cache is

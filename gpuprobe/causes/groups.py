@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from gpuprobe.analysis.peak.needs import Biographies
 from gpuprobe.analysis.trace.categories import categories
-from gpuprobe.analysis.trace.frames import Lines, is_user_frame
 from gpuprobe.model.memory import Category
 from gpuprobe.model.needs import Need
 from gpuprobe.model.place import NoPlace, Place
 from gpuprobe.model.run.holders import Holder, HolderRoot, Kept
 from gpuprobe.model.trace import Frame, StackTable
+from gpuprobe.user_frames import Lines, is_user_frame
 
 LEAST = 0.125
 """The share of the tensors at the peak from which memory is worth a cause. In programs that need

@@ -10,7 +10,6 @@ from typing import TypeAlias
 
 from gpuprobe.analysis.peak.needs import Biographies
 from gpuprobe.analysis.trace.categories import categories
-from gpuprobe.analysis.trace.frames import Lines
 from gpuprobe.causes.answer import Answer
 from gpuprobe.causes.groups import ProgramStacks
 from gpuprobe.model.memory import Category
@@ -18,6 +17,7 @@ from gpuprobe.model.needs import Need
 from gpuprobe.model.place import NoPlace, Place
 from gpuprobe.model.run.holders import Holder
 from gpuprobe.model.trace import Frame, Made
+from gpuprobe.user_frames import Lines
 
 STATE = frozenset(
     {

@@ -15,9 +15,8 @@ from typing import Final, NamedTuple
 
 from gpuprobe.analysis.evaluation import WITH_GRADIENTS
 from gpuprobe.analysis.growth import MINIMUM_SHARE, Growth, keeper
-from gpuprobe.analysis.peak.high_water import HighWater, by_category, live_at
 from gpuprobe.analysis.peak.needs import Biographies
-from gpuprobe.analysis.peak.peaks import PeakSite, window_of
+from gpuprobe.analysis.peak.peaks import HighWater, PeakSite, by_category, live_at, window_of
 from gpuprobe.causes.answer import Answer
 from gpuprobe.causes.find import Diagnosed, causes_at
 from gpuprobe.causes.groups import HeldGroup
@@ -181,7 +180,7 @@ def _begin_of_step_before(site: PeakSite, mark: HighWater) -> int:
     if not before:
         return 0
     try:
-        traces = [t for t in site.rank.traces_of(before[-1]) if t.device == site.device]
+        traces = [t for t in site.rank.traces.of(before[-1]) if t.device == site.device]
     except DataError:
         return 0
     firsts = [trace.events.operator[0] for trace in traces if trace.events.operator]

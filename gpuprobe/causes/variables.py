@@ -7,10 +7,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpuprobe.analysis.trace.frames import is_user_frame
 from gpuprobe.model.io.files import read_regular
 from gpuprobe.model.trace import Frame
 from gpuprobe.remedies.text import ProgramText, Refused, parsed
+from gpuprobe.user_frames import is_user_frame
 
 _MOST_SOURCE = 1 << 20  # bytes of a file that is read
 

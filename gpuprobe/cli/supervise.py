@@ -19,14 +19,10 @@ from collections.abc import Callable, Iterable
 from types import FrameType
 
 from gpuprobe.cli import status_line
-from gpuprobe.code_origin import PACKAGE
 from gpuprobe.errors import ProgramFailed
 from gpuprobe.model.io.descriptors import KeptDescriptor
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-
-
-_PYTHON = os.path.dirname(os.__file__)  # noqa: PTH120
 
 
 def supervised(command: Callable[[], int]) -> int:
@@ -70,20 +66,17 @@ def supervised(command: Callable[[], int]) -> int:
 
 
 def _program_line(stacks: Iterable[str]) -> str:
-    """``" (at FILE:LINE)"``: the innermost frame of the stacks from `faulthandler` that is not
-    torch's, gpuprobe's or Python's; "" without one.
+    """``" (at FILE:LINE)"``: the innermost frame of the program and its libraries in the stacks of
+    `faulthandler`; "" without one.
     """
+    from gpuprobe.user_frames import is_program_file  # after a program has failed
+
     current = False
     for line in stacks:
         current = current or line.startswith("Current thread")
         found = re.match(r'  File "(.+)", line (\d+) in ', line)
-        if not current or found is None:
-            continue
-        file = found[1]
-        libraries = file.startswith((PACKAGE, "<")) or f"{os.sep}torch{os.sep}" in file
-        python = file.startswith(_PYTHON) and "site-packages" not in file
-        if not libraries and not python:
-            return f" (at {file}:{found[2]})"
+        if current and found is not None and is_program_file(found[1]):
+            return f" (at {found[1]}:{found[2]})"
     return ""
 
 

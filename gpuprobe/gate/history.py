@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from gpuprobe.analysis.baseline.model import KeptFile, file_digest
 from gpuprobe.analysis.blame.source import Source, source_of
-from gpuprobe.analysis.compare.accounts import SITE_PACKAGES
+from gpuprobe.user_frames import SITE_PACKAGES
 
 if TYPE_CHECKING:
     from gpuprobe.analysis.baseline import Baseline

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpuprobe.analysis.blame.source import Source, source_of
-from gpuprobe.analysis.compare.accounts import SITE_PACKAGES
 from gpuprobe.model.io.files import read_regular, read_text
+from gpuprobe.user_frames import SITE_PACKAGES, is_outside
 
 _MOST_FILES: Final = 400
 _MOST_BYTES: Final = 4 << 20  # of one file
@@ -47,7 +47,7 @@ def read_sources(
         if text is None:
             continue
         source = found[name] = source_of(text)
-        if name.startswith((SITE_PACKAGES, ".../")):
+        if is_outside(name):
             continue
         for other in _imported(source, name, path):
             if other not in visited:

@@ -22,23 +22,22 @@ import itertools
 import sys
 import weakref
 from collections.abc import Callable
-from types import FrameType
 from typing import Any, Final
 
 import torch
 from torch import Tensor, UntypedStorage
 
-from gpuprobe.code_origin import PACKAGE, folder_of
 from gpuprobe.hazard_watch import host_access
 from gpuprobe.hazard_watch.device import PINNED, RegisteredMemory, untraced
+from gpuprobe.hazard_watch.names import backward_frames
 from gpuprobe.hazard_watch.node_streams import lifetime_of
-from gpuprobe.hazard_watch.places import backward_frames
 from gpuprobe.hazard_watch.source import EventSource
 from gpuprobe.hazards.events import StreamWait
 from gpuprobe.patching import Patches, when_imported
 from gpuprobe.torch_support.compiled_calls import follow_compiled_calls
 from gpuprobe.torch_support.memory_history import history
 from gpuprobe.torch_support.operator_calls import watch
+from gpuprobe.user_frames import PACKAGE, folder_of, outside
 
 _AUTOGRAD: Final = f"{folder_of(torch)}autograd/"
 _VALUES: Final = f"{PACKAGE}native/values/"
@@ -332,9 +331,7 @@ class _CudaHooks:
 
 def _in_value_computation() -> bool:
     """Whether a backward pass is run to compute an operator's values, on a simulated GPU."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename.startswith(_AUTOGRAD):
-        frame = frame.f_back
+    frame = outside(sys._getframe(2), _AUTOGRAD)
     return frame is not None and frame.f_code.co_filename.startswith(_VALUES)
 
 

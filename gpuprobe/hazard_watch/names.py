@@ -1,7 +1,8 @@
-"""The program's names for the streams and tensors of a race, from its frames when it is found."""
+"""The program's part of a race: its lines, and its names for streams and tensors."""
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
@@ -10,17 +11,66 @@ from typing import Any, Final, Protocol
 
 import torch
 
-from gpuprobe.code_origin import name_of
 from gpuprobe.frame_variables import variables
 from gpuprobe.hazard_watch.device import Cuda
-from gpuprobe.hazard_watch.places import is_users, program_frame, site_at_hand
 from gpuprobe.hazards.accesses import RaceContext, Scope
-from gpuprobe.hazards.events import Site
+from gpuprobe.hazards.events import CodePosition, Site
+from gpuprobe.model.place import Place
 from gpuprobe.patching import Patches
+from gpuprobe.torch_support.compiled_code import lines_of
+from gpuprobe.user_frames import innermost, line_of, name_of
 
 _MOST_FRAMES: Final = 8
 _MOST_NAMES: Final = 400
 """Variables of a frame, and attributes of an object, that are checked."""
+
+
+_MOST_SITES: Final = 4096
+_sites: dict[tuple[int, int], CodePosition] = {}  # by id of the code, and instruction: one of each
+
+backward_frames: Final[list[FrameType]] = []
+"""The frames that called the backward passes in progress. On CUDA the autograd engine has separate
+threads, without any frame of the program.
+"""
+
+
+def program_frame() -> FrameType | None:
+    """The innermost frame of the program; in a thread without one, of the thread that called the
+    backward pass. None if neither has one.
+    """
+    frame = innermost(sys._getframe(1))
+    return innermost(backward_frames[-1]) if frame is None and backward_frames else frame
+
+
+def site_at_hand() -> CodePosition | None:
+    """The position of the innermost frame of the program, resolved by `place`. In a thread without
+    one, the place that called the backward pass.
+    """
+    frame = innermost(sys._getframe(2))
+    if frame is None and backward_frames:
+        frame = innermost(backward_frames[-1])
+    if frame is None:
+        return None
+    code = frame.f_code
+    key = id(code), frame.f_lasti
+    site = _sites.get(key)
+    if site is None:  # whose code is alive, so that no other has its id
+        if len(_sites) >= _MOST_SITES:
+            _sites.clear()
+        site = _sites[key] = CodePosition(code, key[1])
+    return site
+
+
+def place(site: Site) -> Place | None:
+    """The file and line of a site."""
+    if not isinstance(site, CodePosition):
+        return None
+    code, instruction = site
+    line = line_of(code, instruction)
+    if origins := lines_of(code.co_filename, line):  # in code that torch's compiler wrote
+        return Place(*origins[0])
+    name = getattr(code, "co_qualname", code.co_name)
+    return Place(name_of(code.co_filename), line, name)
 
 
 class Blocks:
@@ -123,10 +173,8 @@ def context_at_hand(
     scopes: list[Scope] = []
     frame = program_frame()
     while frame is not None and len(scopes) < _MOST_FRAMES:
-        code = frame.f_code
-        if is_users(code.co_filename):
-            scopes.append(_scope(frame, source, actors, address))
-        frame = frame.f_back
+        scopes.append(_scope(frame, source, actors, address))
+        frame = innermost(frame.f_back)
     current = tuple(
         actor
         for (device, number), actor in actors.items()

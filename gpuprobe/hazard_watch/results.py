@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from gpuprobe.hazard_watch.places import place
+from gpuprobe.hazard_watch.names import place
 from gpuprobe.hazard_watch.source import EventSource
 from gpuprobe.hazards import rules
 from gpuprobe.hazards.events import Site
 from gpuprobe.hazards.findings.explain import finding, findings, source_of
 from gpuprobe.hazards.findings.known import fingerprint
-from gpuprobe.hazards.findings.results import Hazards, SyncRow
+from gpuprobe.hazards.findings.results import PROOF, Hazards, SyncRow
 from gpuprobe.hazards.ledger import REPLACEMENTS, SyncEntry
 from gpuprobe.model.findings import Finding, Fix
 from gpuprobe.model.place import Place
@@ -120,7 +120,5 @@ class FindingsSoFar:
             for race in races:
                 item = finding(engine, race, place, verify=False)
                 if not _allowed(item.location):
-                    evidence = tuple(
-                        (name, value) for name, value in item.evidence if name != "fix verified"
-                    )
+                    evidence = tuple(pair for pair in item.evidence if pair[0] != PROOF)
                     yield replace(item, evidence=evidence)

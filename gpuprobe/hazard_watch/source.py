@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import os
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, TypeAlias
+from typing import Any, Concatenate, Final, ParamSpec, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from gpuprobe.hazard_watch import host_access as host_watch
 from gpuprobe.hazard_watch import rows
 from gpuprobe.hazard_watch.device import HOST, PINNED, untraced
 from gpuprobe.hazard_watch.host_integers import HostIntegers, flat, on_host
+from gpuprobe.hazard_watch.names import site_at_hand
 from gpuprobe.hazard_watch.operators import (
     SYNCS_FIRST,
     Plan,
@@ -27,7 +29,6 @@ from gpuprobe.hazard_watch.operators import (
 )
 from gpuprobe.hazard_watch.order.collectives import Collectives
 from gpuprobe.hazard_watch.order.processes import Processes
-from gpuprobe.hazard_watch.places import site_at_hand
 from gpuprobe.hazard_watch.streams import PINNED_SPACE, StreamSource
 from gpuprobe.hazards.events import (
     FUNCTIONAL,
@@ -92,6 +93,21 @@ class _Plans(dict[OpOverload, Plan]):
     def __missing__(self, func: OpOverload) -> Plan:
         plan = self[func] = Plan(func)
         return plan
+
+
+_P = ParamSpec("_P")
+
+
+def _guarded(
+    method: Callable[Concatenate[EventSource, _P], None],
+) -> Callable[Concatenate[EventSource, _P], None]:
+    """A method as `EventSource.guarded` calls it."""
+
+    @functools.wraps(method)
+    def guarded(source: EventSource, /, *args: _P.args, **kwargs: _P.kwargs) -> None:
+        source.guarded(method, source, *args, **kwargs)
+
+    return guarded
 
 
 class EventSource(StreamSource):
@@ -591,23 +607,19 @@ class EventSource(StreamSource):
         elif self.collectives.flying:
             self.collectives.host_use(value, write, op, site_at_hand())
 
+    @_guarded
     def host_use(self, tensor: Tensor, write: bool, op: str, note: str = "") -> None:
         """The host touches a pinned tensor without an operator."""
-        self.guarded(self._host_use, tensor, write, op, note)
-
-    def _host_use(self, tensor: Tensor, write: bool, op: str, note: str) -> None:
         found = self._touch(tensor)
         if found is not None:
             address, where = found
             self.engine.apply(HostAccess(address, where, write, op, site_at_hand(), note))
 
+    @_guarded
     def host_bytes(self, tensor: Tensor, where: Footprint, write: bool, op: str) -> None:
         """The host touches bytes of a pinned tensor's storage through NumPy; ``where`` is relative
         to its first byte.
         """
-        self.guarded(self._host_bytes, tensor, where, write, op)
-
-    def _host_bytes(self, tensor: Tensor, where: Footprint, write: bool, op: str) -> None:
         tag = self.machine.tags.get(tensor.untyped_storage()._cdata)
         address = None if tag is None else self._address(tag)
         if tag is not None and address is not None:
@@ -666,11 +678,9 @@ class EventSource(StreamSource):
         elif result.numel():
             self._sync("new tensor from host values", site, index)
 
+    @_guarded
     def device_read(self, tensor: Tensor, index: int, op: str) -> None:
         """The host reads a device's tensor without an operator, and waits for it."""
-        self.guarded(self._device_read, tensor, index, op)
-
-    def _device_read(self, tensor: Tensor, index: int, op: str) -> None:
         accesses: _Accesses = []
         self.add_accesses(accesses, tensor, False)
         if not accesses:
@@ -679,13 +689,9 @@ class EventSource(StreamSource):
         self._launch(index, (op, tensor.shape), accesses, site)
         self._sync(op, site, index)
 
+    @_guarded
     def declared(self, reads: _Tensors, writes: _Tensors, stream: torch.cuda.Stream | None) -> None:
         """A kernel launched outside the dispatcher, with its declared accesses."""
-        self.guarded(self._declared, reads, writes, stream)
-
-    def _declared(
-        self, reads: _Tensors, writes: _Tensors, stream: torch.cuda.Stream | None
-    ) -> None:
         accesses: _Accesses = []
         self.add_accesses(accesses, reads, False)
         self.add_accesses(accesses, writes, True)

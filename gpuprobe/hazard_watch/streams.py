@@ -5,14 +5,12 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Iterable, Sequence
-from types import FrameType
 from typing import Any, Final
 
 import torch
 from torch import Tensor, UntypedStorage
 from torch.autograd.graph import Node
 
-from gpuprobe.code_origin import PACKAGE
 from gpuprobe.hazard_watch.device import (
     PINNED,
     Cuda,
@@ -27,9 +25,9 @@ from gpuprobe.hazard_watch.names import (
     context_at_hand,
     created_streams,
     names_at_hand,
+    site_at_hand,
 )
 from gpuprobe.hazard_watch.order.backward import SUMS, BackwardPass
-from gpuprobe.hazard_watch.places import site_at_hand
 from gpuprobe.hazards.accesses import RaceContext
 from gpuprobe.hazards.engine import Engine
 from gpuprobe.hazards.events import (
@@ -55,6 +53,7 @@ from gpuprobe.hazards.footprint import Footprint, of_tensor, whole
 from gpuprobe.hazards.ledger import SyncLedger
 from gpuprobe.torch_support.operator_calls import called_by_engine
 from gpuprobe.torch_support.tensors import parts, storage_key
+from gpuprobe.user_frames import PACKAGE, outside
 
 _SPACE: Final = 1 << 56  # one address space per device, and one for pinned memory
 PINNED_SPACE: Final = 1 << 60
@@ -347,9 +346,7 @@ class StreamSource:
 
     def empty_cache(self) -> None:
         """``torch.cuda.empty_cache``."""
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
-            frame = frame.f_back
+        frame = outside(sys._getframe(1), PACKAGE)
         outer = None if frame is None else frame.f_back  # below torch.cuda.empty_cache itself
         files = [one.f_code.co_filename for one in (frame, outer) if one is not None]
         if torch.cuda.graphs.__file__ in files:

@@ -8,7 +8,7 @@
 * ``ledger``: implicit synchronisations.
 * ``observer``: what a device model reports to a check.
 * ``findings.repairs``: one class per kind of repair: its words, its code, its change of the log.
-* ``findings.fixes``, ``findings.explain``: from a race to its smallest fix and to a finding.
+* ``findings.explain``: from a race to its smallest fix and to a finding.
 * ``findings.results``, ``findings.known``: the results of ranks, and a baseline of known findings.
 
 Nothing here imports torch: ``hazard_watch`` translates a program's calls to events.

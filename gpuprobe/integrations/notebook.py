@@ -21,8 +21,8 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 
-from gpuprobe.code_origin import name_of
 from gpuprobe.errors import EnvironmentUnavailable, TooLate, UsageError
+from gpuprobe.user_frames import name_of
 
 if TYPE_CHECKING:
     from gpuprobe.hazards.findings.results import Hazards

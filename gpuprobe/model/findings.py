@@ -106,37 +106,3 @@ class Finding(Displayed):
     def __repr__(self) -> str:
         where = "" if self.location is None else f" at {self.location}"
         return f"<{self.level.value} {self.rule} {self.kind}{where}: {self.message}>"
-
-
-def to_document(finding: Finding) -> dict[str, object]:
-    """A finding as every JSON document and recording has it. Every key is always there, but a fix
-    has ``diff`` only where it changes known lines of the program.
-    """
-    fix = finding.fix
-    return {
-        "rule": finding.rule,
-        "kind": finding.kind,
-        "level": finding.level.value,
-        "message": finding.message,
-        "subject": finding.subject,
-        "location": place_document(finding.location),
-        "related": [place_document(place) for place in finding.related],
-        "evidence": [{"name": name, "value": value} for name, value in finding.evidence],
-        "fix": None if fix is None else _fix_document(fix),
-        "count": finding.count,
-        "fingerprint": finding.fingerprint,
-    }
-
-
-def _fix_document(fix: Fix) -> dict[str, object]:
-    found: dict[str, object] = {"text": fix.text, "code": fix.code}
-    if fix.diff:
-        found["diff"] = fix.diff
-    return found
-
-
-def place_document(place: Place | None) -> dict[str, object] | None:
-    """A place in the user's code as JSON has it; null for None."""
-    if place is None:
-        return None
-    return {"file": place.file, "line": place.line, "function": place.function}

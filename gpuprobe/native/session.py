@@ -499,7 +499,7 @@ class NativeMeasurement:
         numbers = runtime.visible()
         traces: dict[str, MemoryTrace] = {}
         for rank in recording.ranks:
-            for trace in rank.load_traces():
+            for trace in rank.traces:
                 earlier = traces.get(trace.device)
                 traces[trace.device] = trace if earlier is None else joined(earlier, trace)
         faults = [text for rank in recording.ranks if rank.end for text in rank.end.gpuprobe_faults]

@@ -12,6 +12,7 @@ from gpuprobe.allocator.replay import replay_trace
 from gpuprobe.allocator.whatif import WhatIfOutcome, peaks_by_address_order, what_if
 from gpuprobe.analysis.communication import transfers
 from gpuprobe.analysis.evaluation import WITH_GRADIENTS
+from gpuprobe.analysis.peak.peaks import device_categories
 from gpuprobe.causes.recorded import CYCLE, EVALUATION
 from gpuprobe.model.plans.estimate import (
     FITS,
@@ -38,7 +39,6 @@ from gpuprobe.native.results import DeviceRun, EngineRun
 from gpuprobe.planning.processes import NO_PROCESSES, OtherProcesses
 from gpuprobe.reporters.sections.causes import effect_text
 from gpuprobe.reporters.sections.parts import capitalized
-from gpuprobe.reporters.summary import device_categories
 
 if TYPE_CHECKING:
     from gpuprobe.torch_support.traffic import Traffic

@@ -22,13 +22,20 @@ import struct
 import sys
 import zlib
 from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, compress
+from pathlib import Path
 from typing import Annotated, Any
+from weakref import WeakValueDictionary
 
 from gpuprobe.errors import DataError, UnsupportedSchema
+from gpuprobe.model.io.budget import ChunkBudget, amounts, refuse_bomb
 from gpuprobe.model.io.codec import from_plain, to_plain
 from gpuprobe.model.memory import Category, Segment, TraceAction
 from gpuprobe.model.record import record
+from gpuprobe.model.run.columns import traced_steps
+from gpuprobe.model.run.session import HeldRows, LaterUses, SessionEnd, Step
 from gpuprobe.model.text import shortened
 from gpuprobe.model.trace import (
     COLUMNS,
@@ -39,11 +46,12 @@ from gpuprobe.model.trace import (
     LiveColumns,
     MemoryTrace,
     StackTable,
+    UsedLater,
     known_line,
     with_most_depth,
 )
 from gpuprobe.model.values import Address, Bounds, Count, NewestMicroseconds
-from gpuprobe.recording.budget import ChunkBudget, amounts, refuse_bomb
+from gpuprobe.recording.files import CHUNK_NAME
 
 CHUNK_VERSION = (1, 2)
 """(major, minor). History: 1.0: first version. 1.1: the columns of uses. 1.2: ``grad``, the names
@@ -59,7 +67,7 @@ _MAX_EXPANSION = 1032
 _UNPACKED_FREE = 128 << 20
 _UNPACKED_PER_BYTE = 256
 """Bytes that one chunk may unpack to, and how many more for each byte of the chunk; recorded ones
-unpack to 10 times their size. `gpuprobe.recording.budget` limits what the bytes may describe."""
+unpack to 10 times their size. `gpuprobe.model.io.budget` limits what the bytes may describe."""
 
 # Level 1: half the size of level 0 in a fifth of the time of level 6, and it is spent between
 # two training steps.
@@ -403,3 +411,110 @@ def _check_indices(trace: MemoryTrace) -> None:
             # A category that a newer minor version added: unknown to this one.
             known = bytes(code if code < categories else 0 for code in range(256))
             columns.category = array("B", columns.category.tobytes().translate(known))
+
+
+class Chunks:
+    """The trace chunks of a recording, and how much they unpack to, all together.
+
+    Thousands of small files could each unpack to a million events, which each chunk alone may.
+    """
+
+    def __init__(self, path: Path, read: Callable[[str], bytes]) -> None:
+        """``read`` returns the bytes of a chunk by its name, and raises OSError."""
+        self._path = path
+        self._read = read
+        self._read_before: set[str] = set()
+        self._budget = ChunkBudget()
+        self._refused: str | None = None
+
+    def load(self, name: str) -> MemoryTrace:
+        """Read one chunk. Raises DataError, naming it."""
+        # The name comes from the stream: it must not lead out of the directory.
+        if not CHUNK_NAME.fullmatch(name):
+            raise DataError(f"not the name of a trace chunk: {name!r:.80}")
+        if self._refused is not None:
+            raise DataError(self._refused)
+        try:
+            data = self._read(name)
+        except OSError as error:
+            raise DataError(
+                f"{name}: the trace chunk cannot be read: {error.strerror or error}"
+            ) from error
+        trace = decode_chunk(data, name)
+        if name not in self._read_before:
+            self._read_before.add(name)
+            try:
+                self._budget.spend(amounts(trace), len(data))
+            except DataError as error:
+                # No chunk is unpacked after this one: readers continue with the next step.
+                self._refused = f"{name}: the trace chunks of {self._path} unpack to {error}"
+                raise DataError(self._refused) from error
+        return trace
+
+
+class RankTraces:
+    """The traces of a rank, in the order of their steps, with what later steps used of their blocks
+    and what held these.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[str], MemoryTrace],
+        steps: Sequence[Step],
+        later_uses: Mapping[str, Sequence[LaterUses]],
+        held: Mapping[str, Sequence[HeldRows]],
+        end: SessionEnd | None,
+    ) -> None:
+        """``load`` reads a chunk by its name; ``later_uses`` and ``held`` are by that name, too."""
+        self._load = load
+        self._steps = steps
+        self._in_use: WeakValueDictionary[str, MemoryTrace] = WeakValueDictionary()
+        self.unreadable: dict[int, str] = {}
+        self._later_uses = later_uses
+        self._held = held
+        self._end = end
+
+    def load(self, name: str) -> MemoryTrace:
+        """The trace of one chunk. Raises DataError."""
+        trace = self._load(name)
+        if trace.events.operator:
+            trace.used_later = self._used_later(name, trace.step)
+            trace.held = tuple(
+                (one.holder, one.events, one.baseline) for one in self._held.get(name, ())
+            )
+        return trace
+
+    def __iter__(self) -> Iterator[MemoryTrace]:
+        return (self.load(name) for step in traced_steps(self._steps) for name in step.traces)
+
+    def of(self, step: Step) -> Iterator[MemoryTrace]:
+        """The traces of one step, read now; one that is still in use is not read again."""
+        for name in step.traces:
+            trace = self._in_use.get(name)
+            if trace is None:
+                try:
+                    trace = self._in_use[name] = self.load(name)
+                except DataError as error:
+                    self.unreadable[step.index] = str(error)
+                    raise
+            yield trace
+
+    def steps(self, steps: Sequence[Step]) -> list[Step]:
+        """Those that name traces; of a large recording no others are decoded."""
+        return traced_steps(steps)
+
+    def _used_later(self, name: str, step: int | None) -> UsedLater | None:
+        """What later steps used of the blocks of a trace; None if that was not traced."""
+        if step is None:
+            return None
+        steps = self._steps
+        at = bisect_right(steps, step, key=lambda one: one.index)
+        known = self._later_uses.get(name, ())
+        ended = self._end is not None and self._end.error is None
+        return UsedLater(
+            len(steps) - at,
+            ended,
+            ended and at == len(steps) > 0 and steps[at - 1].ended_by == "end",
+            tuple(row for uses in known for row in uses.events),
+            tuple(row for uses in known for row in uses.baseline),
+        )

@@ -19,11 +19,10 @@ from gpuprobe.errors import DataError, NotARecording
 from gpuprobe.model.io.files import gc_paused, open_regular, read_regular, refuse_holes
 from gpuprobe.model.run.recording import SCHEMA_VERSION, Recording
 from gpuprobe.model.run.session import BlindSpot
-from gpuprobe.model.trace import Frame, MemoryTrace
+from gpuprobe.model.trace import Frame
 from gpuprobe.model.values import ReadStatus, Unavailable
-from gpuprobe.recording.budget import ChunkBudget, amounts
-from gpuprobe.recording.chunks import decode_chunk
-from gpuprobe.recording.files import CHUNK_NAME, MAX_CHUNK, MAX_STREAM, stream_names
+from gpuprobe.recording.chunks import Chunks
+from gpuprobe.recording.files import MAX_CHUNK, MAX_STREAM, stream_names
 from gpuprobe.recording.many.shapes import Shapes
 from gpuprobe.recording.many.steps import ColumnParser, Kept, read_at
 from gpuprobe.recording.stream import StreamParser
@@ -209,45 +208,6 @@ class StreamFile(Generic[_P]):
                     raise
             self.at_end = self._offset >= os.fstat(file.fileno()).st_size
         return read
-
-
-class Chunks:
-    """The trace chunks of a recording, and how much they unpack to, all together.
-
-    Thousands of small files could each unpack to a million events, which each chunk alone may.
-    """
-
-    def __init__(self, path: Path, read: Callable[[str], bytes]) -> None:
-        """``read`` returns the bytes of a chunk by its name, and raises OSError."""
-        self._path = path
-        self._read = read
-        self._read_before: set[str] = set()
-        self._budget = ChunkBudget()
-        self._refused: str | None = None
-
-    def load(self, name: str) -> MemoryTrace:
-        """Read one chunk. Raises DataError, naming it."""
-        # The name comes from the stream: it must not lead out of the directory.
-        if not CHUNK_NAME.fullmatch(name):
-            raise DataError(f"not the name of a trace chunk: {name!r:.80}")
-        if self._refused is not None:
-            raise DataError(self._refused)
-        try:
-            data = self._read(name)
-        except OSError as error:
-            raise DataError(
-                f"{name}: the trace chunk cannot be read: {error.strerror or error}"
-            ) from error
-        trace = decode_chunk(data, name)
-        if name not in self._read_before:
-            self._read_before.add(name)
-            try:
-                self._budget.spend(amounts(trace), len(data))
-            except DataError as error:
-                # No chunk is unpacked after this one: readers continue with the next step.
-                self._refused = f"{name}: the trace chunks of {self._path} unpack to {error}"
-                raise DataError(self._refused) from error
-        return trace
 
 
 def _size(directory: Path, names: Iterable[str]) -> int:

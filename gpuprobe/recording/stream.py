@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from gpuprobe.errors import DataError, NotARecording
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.io.codec import from_plain
-from gpuprobe.model.run.columns import traced_steps
 from gpuprobe.model.run.communication import check_operations
 from gpuprobe.model.run.launches import check_launches
 from gpuprobe.model.run.recording import RankRecording
@@ -25,8 +23,9 @@ from gpuprobe.model.run.session import (
     Step,
 )
 from gpuprobe.model.run.work import check_work
-from gpuprobe.model.trace import MemoryTrace, UsedLater
+from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import MOST_DEVICES
+from gpuprobe.recording.chunks import RankTraces
 from gpuprobe.recording.files import (
     MAX_DAMAGED,
     MAX_FINDINGS,
@@ -174,15 +173,8 @@ class StreamParser:
                 ),
             )
 
-        def load(name: str) -> MemoryTrace:
-            trace = load_trace(name)
-            if trace.events.operator:
-                trace.used_later = self._used_later(name, trace.step, steps)
-                trace.held = tuple(
-                    (one.holder, one.events, one.baseline) for one in self._held.get(name, ())
-                )
-            return trace
-
+        held = {name: tuple(rows) for name, rows in self._held.items()}
+        traces = RankTraces(load_trace, steps, self._later_uses, held, self._end)
         return RankRecording(
             session=self.session,
             environment=self._environment,
@@ -192,27 +184,9 @@ class StreamParser:
             gap=self._gap,
             damaged=self._damaged,
             end=self._end,
-            load_traces=lambda: (
-                load(name) for step in traced_steps(steps) for name in step.traces
-            ),
-            load_trace=load,
-            held={name: tuple(rows) for name, rows in self._held.items()},
+            traces=traces,
+            held=held,
             truncated=self.truncated,
-        )
-
-    def _used_later(self, name: str, step: int | None, steps: Sequence[Step]) -> UsedLater | None:
-        """What later steps used of the blocks of a trace; None if that was not traced."""
-        if step is None:
-            return None
-        at = bisect_right(steps, step, key=lambda one: one.index)
-        known = self._later_uses.get(name, [])
-        ended = self._end is not None and self._end.error is None
-        return UsedLater(
-            len(steps) - at,
-            ended,
-            ended and at == len(steps) > 0 and steps[at - 1].ended_by == "end",
-            tuple(row for uses in known for row in uses.events),
-            tuple(row for uses in known for row in uses.baseline),
         )
 
     def _take_held(self, plain: dict[str, object]) -> None:

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Final
 
-from gpuprobe.code_origin import PACKAGE
 from gpuprobe.frame_variables import variables
 from gpuprobe.model.run.session import ProgramError
+from gpuprobe.user_frames import PACKAGE
 
 
 def from_program(error: BaseException) -> bool:
@@ -46,7 +46,9 @@ _log = logging.getLogger("gpuprobe")
 
 
 class Failures:
-    """The failures of one recorder. ``texts`` is what the end of the recording lists."""
+    """The failures of one recorder. ``texts`` is what the end of the recording lists. Inside (as a
+    context manager), what cannot be written is lost, and reported the first time.
+    """
 
     def __init__(self, warn: Callable[[str], None] = _log.warning) -> None:
         self.texts: list[str] = []
@@ -65,16 +67,16 @@ class Failures:
         stop()
         self._report(f"gpuprobe stopped recording, the program continues: {text}")
 
-    def write(self, action: Callable[[], object]) -> None:
-        """Write to the recording: what cannot be written is lost, and reported the first time."""
-        try:
-            action()
-        except OSError as error:  # TimeoutError is one, too
-            if from_program(error):
-                raise
-            self._lost_writes += 1  # the recording itself has a `Gap`
-            if self._lost_writes == 1:
-                self._report(f"gpuprobe cannot write its recording, the program continues: {error}")
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        if not isinstance(error, OSError) or from_program(error):  # TimeoutError is one, too
+            return False
+        self._lost_writes += 1  # the recording itself has a `Gap`
+        if self._lost_writes == 1:
+            self._report(f"gpuprobe cannot write its recording, the program continues: {error}")
+        return True
 
     def _report(self, text: str) -> None:
         """Warn. The warning may go through the program's own logging, which may fail, too."""

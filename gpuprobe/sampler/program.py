@@ -24,10 +24,10 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Any, Final, NoReturn
 
 from gpuprobe.bytecode import write_whole
-from gpuprobe.code_origin import PACKAGE
 from gpuprobe.errors import GpuprobeError, ProgramFailed, UsageError
 from gpuprobe.patching import when_imported
 from gpuprobe.recursion import READS, call_count
+from gpuprobe.user_frames import PACKAGE
 
 _FROM_USER: Final = {
     getattr(signal, name)

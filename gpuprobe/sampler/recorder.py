@@ -24,7 +24,6 @@ from gpuprobe.errors import UsageError
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.run.holders import Holder
 from gpuprobe.model.run.session import MOST_INCOMPLETE, BlindSpot, SessionEnd
-from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.recursion import with_room
 from gpuprobe.sampler import environment
 from gpuprobe.sampler.base import Mark, Sink
@@ -104,18 +103,16 @@ class Recorder:
         optimizer: Optimizer | Sequence[Optimizer] | None = None,
         level: str = "counters",
         argv: Sequence[str] = (),
-        convert: Callable[[dict[str, Any], int], MemoryTrace] | None = None,
         warn: Callable[[str], None] = _log.warning,
         trace_steps: str = "",
         uses: bool = False,
     ) -> None:
         """``model`` and ``optimizer`` may each be one or a list; without them they are detected.
 
-        ``convert`` turns a torch snapshot into a trace (CUDA only); ``warn`` gets the one line that
-        is shown when something in gpuprobe fails. ``trace_steps``: see `chosen_steps`. ``uses``:
-        at level ``trace``, also note which operators use the memory of a GPU that is not simulated
-        (on a simulated one they always are), and time that (`uses_cost`). Raises UsageError for an
-        unknown level or for steps that cannot be parsed.
+        ``warn`` gets the one line that is shown when something in gpuprobe fails. ``trace_steps``:
+        see `chosen_steps`. ``uses``: at level ``trace``, also note which operators use the memory
+        of a GPU that is not simulated (on a simulated one they always are), and time that
+        (`uses_cost`). Raises UsageError for an unknown level or for steps that cannot be parsed.
         """
         if level not in LEVELS:
             raise UsageError(f"unknown level {level!r}", hint=f"one of: {', '.join(LEVELS)}")
@@ -124,7 +121,6 @@ class Recorder:
         self._uses = uses
         self._argv = tuple(argv)
         self._failures = Failures(warn)
-        self._write = self._failures.write
         self._given = None if model is None else _listed(model)
         self._models: list[weakref.ref[Module]] = []
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet(_listed(optimizer))
@@ -142,7 +138,7 @@ class Recorder:
         self._per_step: Any = None  # PerStep, from __enter__ on
         self._step_writer: Any = None  # a StepWriter, from __enter__ on
         self._traces = Traces(
-            sink, self._write, convert, chosen_steps(trace_steps) if trace_steps else None
+            sink, self._failures, chosen_steps(trace_steps) if trace_steps else None
         )
         # The step being recorded.
         self._index = 0
@@ -184,11 +180,11 @@ class Recorder:
         trace is requested that nothing can read. Another failure is one warning, and nothing is
         recorded.
         """
-        self._start(lambda action: action())
+        self._start(nullcontext())
         return self
 
-    def _start(self, write: Callable[[Callable[[], object]], object]) -> None:
-        """Start recording. ``write`` runs what writes the session."""
+    def _start(self, writing: AbstractContextManager[object]) -> None:
+        """Start recording. The session is written inside ``writing``."""
         write_whole()
         import torch
 
@@ -197,7 +193,7 @@ class Recorder:
         self._thread = threading.get_ident()
         self._in_engine = in_engine
         self._no_torch_function = torch._C.DisableTorchFunction
-        self._step_writer = StepWriter(self._sink, self._write, self._traces, self.fault)
+        self._step_writer = StepWriter(self._sink, self._failures, self._traces, self.fault)
         # device_count queries NVML, if it can: it creates no context and blocks no fork.
         cuda = torch.version.cuda is not None and torch.cuda.device_count() > 0
         self._host = HostMemory()
@@ -212,7 +208,8 @@ class Recorder:
             self._timeline.progress = self._report_progress
         session = environment.session(self._argv, self._level, devices, simulated=simulated)
         about = environment.describe()
-        write(lambda: self._sink.session(session, about))
+        with writing:
+            self._sink.session(session, about)
         self._active = True
         if cuda:
             from gpuprobe.torch_support.memory_history import history
@@ -259,7 +256,7 @@ class Recorder:
         be written is lost.
         """
         try:
-            self._start(self._write)
+            self._start(self._failures)
         except Exception as error:  # the program must run, recorded or not
             if from_program(error):
                 raise
@@ -311,7 +308,8 @@ class Recorder:
     def found(self, finding: Finding) -> None:
         """Record a finding of another part of gpuprobe (a hazard). Before `finish`."""
         if getpid() == self._pid and not self._finished:
-            self._write(lambda: self._sink.finding(finding))
+            with self._failures:
+                self._sink.finding(finding)
 
     def blind_spot(self, spot: BlindSpot) -> None:
         """Record what the figures do not include. Before `finish`."""
@@ -326,19 +324,19 @@ class Recorder:
         self._finished = True
         error, line = self._error, self._timeline
         if self._host is None:  # never started: the program did not import torch
-            self._write(
-                lambda: self._sink.session(
+            with self._failures:
+                self._sink.session(
                     environment.session(self._argv, self._level, ()), environment.describe()
                 )
-            )
         else:
             self._host.close()
         held = self._holders(error)
         if self._traces.held is not None:
             for rows in self._traces.held.take():
-                self._write(lambda rows=rows: self._sink.held(rows))  # type: ignore[misc]
-        self._write(
-            lambda: self._sink.end(
+                with self._failures:
+                    self._sink.held(rows)
+        with self._failures:
+            self._sink.end(
                 SessionEnd(
                     duration_ns=0 if line is None else line.last_ns - line.started_ns,
                     error=None if error is None else program_error(error),
@@ -350,8 +348,8 @@ class Recorder:
                     incomplete_processes=tuple(self.incomplete_processes[:MOST_INCOMPLETE]),
                 )
             )
-        )
-        self._write(self._sink.close)
+        with self._failures:
+            self._sink.close()
 
     def _holders(self, error: BaseException | None) -> tuple[Holder, ...]:
         """What holds tensors at the end, at level trace."""
@@ -657,7 +655,8 @@ class Recorder:
         self._index += 1
         if self._evaluations is not None:
             for finding in self._evaluations.step_ends():
-                self._write(lambda finding=finding: self._sink.finding(finding))  # type: ignore[misc]
+                with self._failures:
+                    self._sink.finding(finding)
         if ended_by != "end":
             self._search_for_holders()
         self._traces.begin_step(self._index)
@@ -698,7 +697,8 @@ class Recorder:
 
     def _blind(self, spots: Sequence[BlindSpot]) -> None:
         for spot in spots:
-            self._write(lambda spot=spot: self._sink.blind_spot(spot))  # type: ignore[misc]
+            with self._failures:
+                self._sink.blind_spot(spot)
 
     def _uninstall(self) -> None:
         """Remove every hook from the program."""

@@ -22,7 +22,7 @@ from gpuprobe.clocks import monotonic
 from gpuprobe.model.run.session import KnownTensors, Step
 from gpuprobe.model.values import ReadStatus, Unavailable
 from gpuprobe.sampler.base import AtEnd, Mark, Sink
-from gpuprobe.sampler.failures import from_program
+from gpuprobe.sampler.failures import Failures, from_program
 from gpuprobe.sampler.timeline import PhaseSpan, PhaseTimeline, assemble, counters_rose
 from gpuprobe.sampler.tracing.traces import Traces
 
@@ -214,8 +214,6 @@ _NO_CPU_COUNTERS = Unavailable(
     ReadStatus.NOT_COLLECTED,
 )
 
-Write = Callable[[Callable[[], object]], None]
-
 
 class StepWriter:
     """Writes the records of one recorder's steps. Created once torch is imported."""
@@ -223,15 +221,15 @@ class StepWriter:
     def __init__(
         self,
         sink: Sink,
-        write: Write,
+        failures: Failures,
         traces: Traces,
         on_fault: Callable[[Exception], None],
     ) -> None:
-        """``write`` runs what writes to ``sink``, and survives a full disk."""
+        """``failures``: what a full disk means for what is written to ``sink``."""
         from gpuprobe.sampler.tracing.tensors import TensorSums
 
         self._sink = sink
-        self._write = write
+        self._failures = failures
         self._traces = traces
         self._tensor_sums = TensorSums()
         self._background = Background(on_fault)
@@ -309,7 +307,8 @@ class StepWriter:
 
         if self._traces.cpu is not None:  # it may be written again (`Traces.write_waiting`)
             step = make(spans)
-            self._write(lambda: self._sink.step(step))
+            with self._failures:
+                self._sink.step(step)
             self._traces.step_written(step)
         elif self._gpu_clock is not None:
             # Without the events: those are released here, by the thread that trains.
@@ -332,14 +331,19 @@ class StepWriter:
                 if counters_rose(self._so_far or spans[0].start, now):
                     self._so_far = now
                     step = assemble(index, spans, origin_ns=timeline.started_ns, ended_by="end")
-                    self._write(lambda: self._sink.step(step))
+                    with self._failures:
+                        self._sink.step(step)
         except Exception as error:
             if from_program(error):
                 raise
             self._on_fault(error)
 
     def _later(self, make: Callable[..., Step], **more: Any) -> None:
-        self._background.submit(lambda: self._write(lambda: self._sink.step(make(**more))))
+        def write() -> None:
+            with self._failures:
+                self._sink.step(make(**more))
+
+        self._background.submit(write)
 
     def finish(self) -> list[str]:
         """Write everything that waits; returns what went wrong, as text. Never raises."""

@@ -10,41 +10,47 @@ from typing import Any, Final
 
 import torch
 
-from gpuprobe.code_origin import INSTALLED, PACKAGE, folder_of, is_standard_library, name_of
 from gpuprobe.frame_variables import variables
+from gpuprobe.model.place import NoPlace, Place, SourceLine
+from gpuprobe.torch_support.compiled_code import TORCH, lines_of
+from gpuprobe.user_frames import (
+    GENERATED,
+    PACKAGE,
+    USERS,
+    Owner,
+    file_and_line,
+    innermost,
+    owner_of,
+)
 
-TORCH: Final = folder_of(torch)
-"""The prefix of the file names of torch's own code."""
+
+def line_now(frame: FrameType) -> tuple[str, int]:
+    """File and line that a frame is at; for code that torch.compile wrote, the program's line."""
+    file, line = frame.f_code.co_filename, frame.f_lineno or 0
+    origins = lines_of(file, line)
+    return origins[0][:2] if origins else (file, line)
 
 
-def place_of(file: str, line: int) -> str:
-    """``file:line`` for a reader: for installed packages only the part after the folder that
-    contains them all.
+def program_line() -> tuple[str, int] | None:
+    """File and line of the innermost frame of the program and its libraries, else of code without a
+    file (``python -c``); None in a thread of the backward pass, which has none.
     """
-    for folder in INSTALLED:
-        if folder in file:
-            return f"{file.rpartition(folder)[2]}:{line}"
-    return f"{name_of(file)}:{line}"
+    caller = sys._getframe(1)
+    frame = innermost(caller) or innermost(caller, GENERATED)
+    return None if frame is None else line_now(frame)
 
 
-def installed(file: str) -> bool:
-    """Whether a file belongs to an installed package."""
-    return file.startswith(TORCH) or any(folder in file for folder in INSTALLED)
+def user_line() -> SourceLine:
+    """The innermost line that the user wrote; without one, `program_line`."""
+    frame = innermost(sys._getframe(1), USERS)
+    line = program_line() if frame is None else line_now(frame)
+    return NoPlace.AUTOGRAD_ENGINE if line is None else Place(*line)
 
 
-def program_line() -> tuple[str, int]:
-    """File and line of the innermost frame that belongs neither to gpuprobe nor to torch; of the
-    outermost frame if all do.
-    """
-    frame: FrameType | None = sys._getframe(1)
-    last = ("<unknown>", 0)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith((PACKAGE, TORCH, "<frozen")):
-            return name, frame.f_lineno or 0
-        last = (name, frame.f_lineno or 0)
-        frame = frame.f_back
-    return last
+def place_now() -> str:
+    """`program_line` as text."""
+    line = program_line()
+    return "the backward pass" if line is None else file_and_line(*line)
 
 
 _OF_OPERATORS: Final = (f"{TORCH}_ops.py", PACKAGE)
@@ -117,13 +123,13 @@ def _places_in(error: BaseException) -> tuple[str, str, str]:
     place = generated = standard = ""
     for traceback in frames_of(error):
         file = traceback.tb_frame.f_code.co_filename
-        if is_standard_library(file):
-            standard = place_of(file, traceback.tb_lineno)
-        elif file.startswith("<") and name_of(file) == file:  # not the cell of a notebook
-            if not file.startswith("<frozen"):
-                generated = place_of(file, traceback.tb_lineno)
-        elif not file.startswith((PACKAGE, TORCH)):
-            place = place_of(file, traceback.tb_lineno)
+        owner, shown = owner_of(file), file_and_line(file, traceback.tb_lineno)
+        if owner is Owner.PYTHON:
+            standard = shown
+        elif owner is Owner.GENERATED:
+            generated = shown
+        elif owner in (Owner.USER, Owner.LIBRARY):
+            place = shown
     return place, generated, standard
 
 

@@ -24,13 +24,12 @@ from typing import Any, Final
 
 import torch
 
-from gpuprobe.code_origin import PACKAGE
 from gpuprobe.model.place import program_name
 from gpuprobe.patching import patch, when_imported
 from gpuprobe.torch_support import compile_notes, compiled_code
-from gpuprobe.torch_support.callers import place_of
 from gpuprobe.torch_support.memory_history import history
 from gpuprobe.torch_support.process_gpus import takes_time
+from gpuprobe.user_frames import PACKAGE, file_and_line
 
 _ALLOCATED: Final = re.compile(r" = empty_strided_\w+\(")
 _COMPILATION: Final = re.compile(r"^\d+/\d+: ")
@@ -143,7 +142,7 @@ def _note_break(arguments: Mapping[str, Any]) -> None:
         if stack
         else (code["co_filename"], code["co_firstlineno"])
     )
-    compile_notes.note(f"graph break at {place_of(file, line)}: {what.partition(chr(10))[0]}")
+    compile_notes.note(f"graph break at {file_and_line(file, line)}: {what.partition(chr(10))[0]}")
 
 
 def _recompilations(module: Any) -> None:
@@ -166,7 +165,7 @@ def _note_again(code: CodeType, reasons: Sequence[str]) -> None:
     reason = known.partition("\n")[0] or "no guard is known"
     if _HANDLED_KEY in reason:
         reason = "gpuprobe began or ended after it was compiled"
-    where = place_of(code.co_filename, code.co_firstlineno)
+    where = file_and_line(code.co_filename, code.co_firstlineno)
     compile_notes.note(f"{program_name(code.co_name)} at {where}{compile_notes.AGAIN}{reason}")
 
 

@@ -28,20 +28,21 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from gpuprobe.clocks import time_ns
-from gpuprobe.code_origin import PACKAGE
 from gpuprobe.frame_variables import variables
 from gpuprobe.model.trace import phase_tag
-from gpuprobe.torch_support.callers import TORCH
+from gpuprobe.user_frames import Owner, folder_of, owner_of
 
 if TYPE_CHECKING:
     from torch._inductor.graph import GraphLowering
     from torch.fx import Node
     from torch.nn import Module
 
+TORCH: Final = folder_of(torch)
 _MODULES: Final = f"{TORCH}nn/modules/module.py"
 _RUNTIME: Final = f"{TORCH}_functorch/_aot_autograd/runtime_wrappers.py"
 _GENERATED: Final = ":codegen("
 """In the file names of functions that AOTAutograd generates (``subclass_codegen.py``)."""
+_BETWEEN: Final = frozenset((Owner.TORCH, Owner.GPUPROBE))
 _RESUMED: Final = "torch_dynamo_resume_in_forward"
 _OWN: Final = re.compile(r"L\['self'\]")
 MOST_PASSES: Final = 100_000
@@ -196,7 +197,7 @@ def _called(generated: str) -> Module | None:
         if file == _RUNTIME and name == "forward":
             differentiated = True
         elif not (
-            file.startswith((TORCH, PACKAGE))
+            owner_of(file) in _BETWEEN
             or file == generated
             or _GENERATED in file
             or name == "forward"

@@ -27,9 +27,9 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from gpuprobe.code_origin import PACKAGE
 from gpuprobe.patching import Patches
-from gpuprobe.torch_support.callers import TORCH
+from gpuprobe.torch_support.compiled_code import TORCH
+from gpuprobe.user_frames import PACKAGE
 
 MOST_ENTRIES: Final = 1_000_000
 """Entries of gpuprobe's history. torch's buffer holds about 100 bytes each, plus stacks."""

@@ -22,17 +22,17 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial, wraps
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from gpuprobe.code_origin import PACKAGE
 from gpuprobe.errors import EnvironmentUnavailable
 from gpuprobe.patching import original_of, patch, when_imported
-from gpuprobe.torch_support.callers import TORCH, passed_on
+from gpuprobe.torch_support.callers import passed_on
 from gpuprobe.torch_support.compile_watch import skip_own_frames
+from gpuprobe.torch_support.compiled_code import TORCH
+from gpuprobe.user_frames import PACKAGE, outside
 
 if TYPE_CHECKING:
     from torch._C import DispatchKey
@@ -509,9 +509,7 @@ def called_by_engine() -> bool:
     """
     if torch._C._current_autograd_node() is None:
         return False
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
-        frame = frame.f_back
+    frame = outside(sys._getframe(1), _BETWEEN)
     return frame is None or frame.f_code is _RUN
 
 

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 import torch.distributed as dist
 
 from gpuprobe.frame_variables import variables
-from gpuprobe.model.place import Place
 from gpuprobe.model.run.communication import CollectiveRecord, wire_bytes
 from gpuprobe.model.values import Bytes
 from gpuprobe.patching import Patches
-from gpuprobe.torch_support.callers import program_line, running_module
+from gpuprobe.torch_support.callers import running_module, user_line
 from gpuprobe.torch_support.nccl import Communicator
 from gpuprobe.torch_support.tensors import tensors_in
 
@@ -224,7 +223,7 @@ class Traffic:
                 dtype=str(tensors[0].dtype).removeprefix("torch.") if tensors else "",
                 payload=Bytes(payload),
                 wire=wire_bytes(op, payload, ranks),
-                place=Place(*program_line()),
+                place=user_line(),
                 module=running_module(),
                 arrival_ns=self._clock(),
             )

@@ -39,7 +39,7 @@ ALLOC, FREE = TraceAction.ALLOC.code, TraceAction.FREE_REQUESTED.code
 
 @cache
 def real_trace(path: Path) -> MemoryTrace:
-    (trace,) = gpuprobe.load(path).ranks[0].load_traces()
+    (trace,) = gpuprobe.load(path).ranks[0].traces
     return trace
 
 

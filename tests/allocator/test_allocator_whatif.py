@@ -37,7 +37,7 @@ from gpuprobe.model.run.session import Environment, Session, SessionEnd, Step
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.recording.writer import RecordingWriter
 from gpuprobe.reporters.json import replay as replay_json
-from gpuprobe.reporters.json import schema
+from gpuprobe.reporters.json.schemas import schema
 from gpuprobe.reporters.sections.replay import replay_sections
 from gpuprobe.reporters.text import draw
 

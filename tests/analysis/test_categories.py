@@ -8,7 +8,7 @@ import pytest
 from analysis_programs import MIB, Script
 from shared_files import shared_snapshots
 
-from gpuprobe.analysis.peak.high_water import by_category, high_water, live_at
+from gpuprobe.analysis.peak.peaks import by_category, high_water, live_at
 from gpuprobe.analysis.trace.categories import categories
 from gpuprobe.analysis.trace.ledger import ledger_of
 from gpuprobe.model.memory import Category
@@ -296,7 +296,7 @@ def test_inference_allocates_only_temporaries() -> None:
 
 
 def _traces(path: Path) -> list:  # type: ignore[type-arg]
-    return list(read_snapshot(path).ranks[0].load_traces())
+    return list(read_snapshot(path).ranks[0].traces)
 
 
 def test_recomputed_blocks_that_are_freed_at_once_are_temporary() -> None:

@@ -17,15 +17,15 @@ from shared_files import shared_snapshots
 import gpuprobe
 from gpuprobe.analysis.compare.diff import BY, DiffRow, diff_marks, diff_recordings
 from gpuprobe.analysis.compare.matching import match_modules
-from gpuprobe.analysis.peak.high_water import HighWater, high_water
+from gpuprobe.analysis.peak.peaks import HighWater, high_water
 from gpuprobe.cli import main
 from gpuprobe.model.memory import Category
-from gpuprobe.model.run.recording import SCHEMA_VERSION, RankRecording, Recording
+from gpuprobe.model.run.recording import SCHEMA_VERSION, LoadedTraces, RankRecording, Recording
 from gpuprobe.model.run.session import SessionEnd
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Unavailable
 from gpuprobe.reporters.json import diff as diff_json
-from gpuprobe.reporters.json import schema
+from gpuprobe.reporters.json.schemas import schema
 from gpuprobe.reporters.sections.diff import diff_sections
 from gpuprobe.reporters.text import draw
 
@@ -230,7 +230,7 @@ def recording(*traces: MemoryTrace, path: str = "r", level: str = "trace", devic
         session(level, device),
         environment(),
         end=SessionEnd(1) if ended else None,
-        load_traces=lambda: iter(traces),
+        traces=LoadedTraces(lambda: iter(traces)),
     )
     return Recording(path, SCHEMA_VERSION, (rank,))
 

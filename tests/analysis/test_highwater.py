@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuprobe.analysis.peak.flame import FlameNode, flame_tree
-from gpuprobe.analysis.peak.high_water import (
+from gpuprobe.analysis.peak.peaks import (
     by_category,
     by_line,
     by_module,
@@ -15,10 +15,10 @@ from gpuprobe.analysis.peak.high_water import (
     live_at,
     modules_of_lines,
 )
-from gpuprobe.analysis.trace.frames import is_user_frame
 from gpuprobe.model.memory import Category
 from gpuprobe.model.place import NoPlace
 from gpuprobe.model.trace import Frame, MemoryTrace
+from gpuprobe.user_frames import is_user_frame
 
 ALL = (by_category, by_line, by_module)
 

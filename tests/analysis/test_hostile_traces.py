@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from gpuprobe.analysis.fragmentation import Fragmentation, fragmentation
 from gpuprobe.analysis.leaks import leaks, step_boundaries
 from gpuprobe.analysis.peak.flame import flame_tree
-from gpuprobe.analysis.peak.high_water import by_category, by_line, high_water
 from gpuprobe.analysis.peak.oom import failed_allocations, oom_reports
+from gpuprobe.analysis.peak.peaks import by_category, by_line, high_water
 from gpuprobe.analysis.trace.ledger import ledger_of, prepare
 from gpuprobe.analysis.trace.segments_at import layout_at
 from gpuprobe.analysis.trace.timeline import thin, timeline

@@ -12,7 +12,7 @@ import pytest
 from analysis_programs import MIB, SETTINGS, Script, cut, layout, recorded
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from report_builders import recording, step, trace
+from report_builders import by_names, recording, step, trace
 from shared_files import shared_snapshots
 
 from gpuprobe import report
@@ -148,7 +148,7 @@ def test_a_thinned_timeline_keeps_every_extreme(seed: int, points: int) -> None:
 @pytest.mark.skipif(not SNAPSHOTS, reason="the shared snapshots are not on this machine")
 @pytest.mark.parametrize("path", SNAPSHOTS, ids=lambda path: path.stem)
 def test_real_snapshots_end_at_their_segments_totals(path) -> None:  # type: ignore[no-untyped-def]
-    for one in read_snapshot(path).ranks[0].load_traces():
+    for one in read_snapshot(path).ranks[0].traces:
         ledger = ledger_of(one)
         assert (ledger.checks.resized, ledger.checks.lost, ledger.checks.assumed_slack) == (0, 0, 0)
         line = timeline(ledger)
@@ -181,7 +181,8 @@ def test_a_report_builds_one_ledger_for_each_trace(monkeypatch: pytest.MonkeyPat
     steps = [step(i, {"forward": 60 + 10 * i}) for i in range(3)]
     traces = [lambda i=i: trace(blocks * (1 + i), step=i) for i in range(3)]
     made = recording(steps, [make() for make in traces])
-    made.ranks[0].load_trace = lambda name: traces[int(name.partition("/")[0])]()  # as from disk
+    (rank,) = made.ranks
+    rank.traces = by_names(lambda name: traces[int(name.partition("/")[0])](), rank.steps)
     document = report(made)
     assert document["peak"]["step"] == 2
     assert len(built) == 3

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from gpuprobe.analysis.compare.diff import diff_marks, rows_by_need
 from gpuprobe.analysis.inspection.lives import Lives
-from gpuprobe.analysis.peak.high_water import high_water
 from gpuprobe.analysis.peak.needs import Biographies, needs_at
+from gpuprobe.analysis.peak.peaks import high_water
 from gpuprobe.analysis.trace.ledger import ledger_of
 from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.needs import Need, NeedTable

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 import gpuprobe
 from gpuprobe.analysis.ranks.compare import compare_ranks, merge_steps
 from gpuprobe.analysis.time_shares import time_shares
-from gpuprobe.api.recordings import summary
+from gpuprobe.api.summary import summarize
 from gpuprobe.model.memory import Category
 from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.run.session import Collective, KnownTensors, Phase, Step
 from gpuprobe.model.values import Bytes, Unavailable
-from gpuprobe.reporters.json import schema
+from gpuprobe.reporters.json.schemas import schema
 from gpuprobe.reporters.sections.report import report_sections
 from gpuprobe.reporters.terminal import Style
 from gpuprobe.reporters.text import draw
@@ -54,7 +54,7 @@ def rendered(recording: Recording) -> str:
     document = gpuprobe.report(recording)
     jsonschema.validate(json.loads(json.dumps(document)), schema("report-2"))
     return " ".join(
-        " ".join(draw.lines(report_sections(summary(recording)), Style(width=200))).split()
+        " ".join(draw.lines(report_sections(summarize(recording)), Style(width=200))).split()
     )
 
 

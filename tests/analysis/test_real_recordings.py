@@ -10,7 +10,7 @@ import pytest
 
 import gpuprobe
 from gpuprobe.analysis.leaks import Leaks, leaks_over_steps
-from gpuprobe.analysis.peak.high_water import by_category, by_line, by_module, high_water
+from gpuprobe.analysis.peak.peaks import by_category, by_line, by_module, high_water
 from gpuprobe.model.memory import Category
 from gpuprobe.model.place import Place
 from gpuprobe.model.values import Unavailable
@@ -51,7 +51,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 def test_a_leak_in_real_training_is_found_with_its_steps(recorded: Callable[..., Path]) -> None:
     (rank,) = gpuprobe.load(recorded("leak", leak=True)).ranks
-    found = leaks_over_steps(rank.load_traces())
+    found = leaks_over_steps(rank.traces)
     assert isinstance(found, Leaks)
     (leak,) = found.leaking
     assert isinstance(leak.line, Place)
@@ -64,7 +64,7 @@ def test_a_leak_in_real_training_is_found_with_its_steps(recorded: Callable[...,
 
 def test_the_peak_of_every_step_adds_up(recorded: Callable[..., Path]) -> None:
     (rank,) = gpuprobe.load(recorded("plain")).ranks
-    traces = list(rank.load_traces())
+    traces = list(rank.traces)
     assert traces
     for trace in traces:
         mark = high_water(trace)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from gpuprobe.analysis.compare.diff import Diff, DiffRow, PeakDiff
 from gpuprobe.analysis.repeats import change_groups, line_names, module_names, share_groups
 from gpuprobe.api.render import render
+from gpuprobe.api.summary import summarize
 from gpuprobe.model.place import NoPlace, Place
 from gpuprobe.model.report import (
     LineRow,
@@ -26,7 +27,6 @@ from gpuprobe.model.values import Peak
 from gpuprobe.reporters.html.draw import Drawing
 from gpuprobe.reporters.sections.diff import diff_sections
 from gpuprobe.reporters.sections.report.memory import share_sections
-from gpuprobe.reporters.summary import summarize
 
 
 def grouped(*names: str, held: object = 0) -> dict[str, list[str]]:

@@ -9,7 +9,7 @@ from report_builders import recording, step, trace
 
 from gpuprobe.analysis.inspection.tracks import Track, bands, spans, tracks
 from gpuprobe.analysis.peak.flame import FlameNode, category_tree, module_tree, pruned
-from gpuprobe.analysis.peak.high_water import by_category, by_module, high_water
+from gpuprobe.analysis.peak.peaks import by_category, by_module, high_water
 from gpuprobe.analysis.trace.ledger import ledger_of
 from gpuprobe.analysis.trace.timeline import Timeline, thin, timeline
 from gpuprobe.model.memory import Category

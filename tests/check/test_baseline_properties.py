@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpuprobe.analysis.baseline import METRICS, Baseline, Tolerance, check_baseline, dumps, loads
 from gpuprobe.analysis.compare.accounts import Account, LineShare
-from gpuprobe.analysis.peak.high_water import Share
+from gpuprobe.analysis.peak.peaks import Share
 
 FILES = ("shop/train.py", "shop/model.py", "shop/deep/data.py")
 FUNCTIONS = ("main", "forward", "step")

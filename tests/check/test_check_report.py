@@ -11,7 +11,7 @@ from report_builders import rank_recording, recording, session, step
 from gpuprobe.analysis.baseline import Baseline, CheckResult, Setting, check_baseline, dumps, loads
 from gpuprobe.analysis.baseline.measure import baseline_of
 from gpuprobe.analysis.compare.accounts import Account, LineShare
-from gpuprobe.analysis.peak.high_water import Share
+from gpuprobe.analysis.peak.peaks import Share
 from gpuprobe.model.run.recording import Recording
 from gpuprobe.model.run.session import SessionEnd
 from gpuprobe.reporters import markdown

@@ -12,7 +12,7 @@ from check_programs import PROGRAM, measured
 
 from gpuprobe.analysis.baseline import Baseline, CheckResult, check_baseline
 from gpuprobe.analysis.compare.accounts import Account, LineShare
-from gpuprobe.analysis.peak.high_water import Share
+from gpuprobe.analysis.peak.peaks import Share
 from gpuprobe.api.check import compare
 from gpuprobe.api.check import recorded as recorded_baseline
 from gpuprobe.reporters.json import check as check_json

@@ -11,7 +11,7 @@ import pytest
 from gpuprobe.analysis.baseline import Baseline, CheckResult, check_baseline, dumps, loads
 from gpuprobe.analysis.blame.source import source_of
 from gpuprobe.analysis.compare.accounts import Account, LineShare
-from gpuprobe.analysis.peak.high_water import Share
+from gpuprobe.analysis.peak.peaks import Share
 from gpuprobe.api.check import compare
 from gpuprobe.gate.files import read_baseline
 from gpuprobe.gate.history import history

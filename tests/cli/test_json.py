@@ -12,7 +12,7 @@ import pytest
 from gpuprobe.cli import exit_codes, main
 from gpuprobe.cli.commands import COMMANDS
 from gpuprobe.cli.parser import command_parser
-from gpuprobe.reporters.json import schema
+from gpuprobe.reporters.json.schemas import schema
 
 RECORDED = Path(__file__).parent.parent / "recorded" / "v2"
 

@@ -26,7 +26,7 @@ from gpuprobe.probes.distributed.rules import (
     missing_ranks,
     read_job,
 )
-from gpuprobe.reporters.json import schema
+from gpuprobe.reporters.json.schemas import schema
 from gpuprobe.reporters.sections.doctor import rank_doctor_sections
 from gpuprobe.reporters.terminal import Style
 from gpuprobe.reporters.text import draw

@@ -29,7 +29,7 @@ from gpuprobe.model.values import Bytes, Reading, Unavailable
 from gpuprobe.probes.health.base import KernelMessage
 from gpuprobe.reporters import support_bundle as doctor_bundle
 from gpuprobe.reporters.json import doctor as doctor_json
-from gpuprobe.reporters.json import schema
+from gpuprobe.reporters.json.schemas import schema
 from gpuprobe.reporters.sections.doctor import doctor_sections
 from gpuprobe.reporters.support_bundle import Redactor
 from gpuprobe.reporters.terminal import Style

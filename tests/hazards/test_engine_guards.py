@@ -25,8 +25,7 @@ from gpuprobe.hazards.events import (
     StreamSynchronize,
     StreamWait,
 )
-from gpuprobe.hazards.findings.explain import finding
-from gpuprobe.hazards.findings.fixes import propose
+from gpuprobe.hazards.findings.explain import finding, propose
 from gpuprobe.hazards.findings.repairs import Log
 from gpuprobe.hazards.footprint import Footprint, of_tensor, overlap
 

@@ -24,7 +24,7 @@ from gpuprobe.hazards.accesses import Access, Race, RaceContext, Scope
 from gpuprobe.hazards.engine import Engine
 from gpuprobe.hazards.events import HOST
 from gpuprobe.hazards.findings.code import applied, patch_of, statement, unified_diff
-from gpuprobe.hazards.findings.fixes import stream_name
+from gpuprobe.hazards.findings.explain import stream_name
 from gpuprobe.hazards.findings.repairs import KeepAlive, LocatedRace
 from gpuprobe.hazards.footprint import Footprint
 from gpuprobe.hazards.rules import GRAPH_FREED

@@ -25,7 +25,7 @@ from gpuprobe.model.place import Place
 from gpuprobe.reporters.ci import annotations, junit, sarif
 from gpuprobe.reporters.html import draw as html
 from gpuprobe.reporters.json import hazards as hazards_json
-from gpuprobe.reporters.json import schema
+from gpuprobe.reporters.json.schemas import schema
 from gpuprobe.reporters.sections.hazards import hazard_sections
 from gpuprobe.reporters.text import draw
 

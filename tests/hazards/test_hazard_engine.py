@@ -22,7 +22,7 @@ from gpuprobe.hazards.events import (
     Launch,
     StreamSynchronize,
 )
-from gpuprobe.hazards.findings.fixes import propose
+from gpuprobe.hazards.findings.explain import propose
 from gpuprobe.hazards.footprint import Footprint, of_tensor, overlap, whole
 
 STREAMS, BLOCKS, EVENTS = 3, 3, 2

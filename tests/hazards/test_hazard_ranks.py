@@ -17,7 +17,7 @@ from gpuprobe.gate import files
 from gpuprobe.hazards.findings.results import Hazards, SyncRow, merge
 from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.place import Place
-from gpuprobe.reporters.json import schema
+from gpuprobe.reporters.json.schemas import schema
 
 _PROGRAM = """\
 import os, sys

@@ -108,7 +108,7 @@ def test_what_is_no_file_of_the_folder_is_not_read_as_a_chunk(what: str, tmp_pat
     INSTEAD[what](folder / CHUNK)
     (rank,) = load(folder).ranks
     with pytest.raises(DataError, match=r"trace chunk cannot be read: "):
-        list(rank.load_traces())
+        list(rank.traces)
 
 
 def test_a_link_within_the_folder_is_followed(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_a_link_within_the_folder_is_followed(tmp_path: Path) -> None:
     (folder / CHUNK).symlink_to("kept")
     (tmp_path / "link").symlink_to(folder)
     (rank,) = load(tmp_path / "link").ranks
-    assert len(list(rank.load_traces())) == 3
+    assert len(list(rank.traces)) == 3
 
 
 READERS: dict[str, tuple[Callable[[Path], object], type[Exception]]] = {

@@ -16,7 +16,7 @@ from gpuprobe.api.devices import inventory
 from gpuprobe.model.machine.devices import Inventory, MemoryWaterfall, WaterfallPart
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
 from gpuprobe.reporters.json import info as info_json
-from gpuprobe.reporters.json import schema
+from gpuprobe.reporters.json.schemas import schema
 from gpuprobe.reporters.text import info as info_text
 from gpuprobe.testing import fleets
 

@@ -13,7 +13,7 @@ from gpuprobe.analysis.baseline import Tolerance, loads_runs
 from gpuprobe.cli import main
 from gpuprobe.errors import ConfigError
 from gpuprobe.gate.project import read_project
-from gpuprobe.reporters.json import schema
+from gpuprobe.reporters.json.schemas import schema
 
 pytestmark = pytest.mark.xdist_group("recipes")
 

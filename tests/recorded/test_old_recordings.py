@@ -16,8 +16,8 @@ import jsonschema
 import pytest
 
 import gpuprobe
-from gpuprobe.api.recordings import summary
-from gpuprobe.reporters.json import schema
+from gpuprobe.api.summary import summarize
+from gpuprobe.reporters.json.schemas import schema
 from gpuprobe.reporters.sections.report import report_sections
 from gpuprobe.reporters.terminal import Style
 from gpuprobe.reporters.text import draw
@@ -61,7 +61,7 @@ def test_the_figures_are_those_of_then(name: str, monkeypatch: pytest.MonkeyPatc
     # What was an advice then is a cause now, with the bytes that grew instead of the whole peak's.
     causes = new["causes"] if isinstance(new["causes"], list) else []
     assert [cause["rule"] for cause in causes].count("growth") == len(growth)
-    assert list(draw.lines(report_sections(summary(recording)), Style()))
+    assert list(draw.lines(report_sections(summarize(recording)), Style()))
 
 
 def test_a_figure_that_changed_is_noticed() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuprobe.errors import DataError
-from gpuprobe.recording.budget import LIMITS, ChunkBudget, amounts, refuse_bomb
+from gpuprobe.model.io.budget import LIMITS, ChunkBudget, amounts, refuse_bomb
 from gpuprobe.recording.chunks import decode_chunk
 
 CHUNKS = sorted((Path(__file__).parent.parent / "recorded").rglob("*.cols"))

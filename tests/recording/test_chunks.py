@@ -15,10 +15,10 @@ from model_strategies import UNDECODABLE, memory_traces, same_trace
 
 from gpuprobe.analysis.trace.ledger import ledger_of
 from gpuprobe.errors import DataError, UnsupportedSchema
+from gpuprobe.model.io.budget import LIMITS
 from gpuprobe.model.memory import Category, TraceAction
 from gpuprobe.model.trace import Frame, MemoryTrace
 from gpuprobe.recording import chunks
-from gpuprobe.recording.budget import LIMITS
 
 PREFIX = struct.Struct("<8sHHII")
 

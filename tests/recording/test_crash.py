@@ -95,7 +95,7 @@ def test_sigkill_while_writing_loses_at_most_the_step_in_flight(tmp_path: Path, 
     assert len(rank.steps) <= reported + 1
     assert rank.end is None
     assert rank.blind_spots == ()
-    assert [trace.step for trace in rank.load_traces()] == [step.index for step in rank.steps]
+    assert [trace.step for trace in rank.traces] == [step.index for step in rank.steps]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs RLIMIT_FSIZE")
@@ -127,5 +127,5 @@ def test_a_chunk_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> None
     )
     assert done.stdout == "refused ['rank-00000.jsonl']\n"
     (rank,) = read_recording(path).ranks
-    (trace,) = rank.load_traces()
+    (trace,) = rank.traces
     assert len(trace.events) == 20000

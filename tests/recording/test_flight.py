@@ -21,7 +21,7 @@ from gpuprobe.model.run.communication import CollectiveRecord, records_of
 from gpuprobe.model.run.jobs import Hang
 from gpuprobe.recording.load import load
 from gpuprobe.recording.many.flight import read_dumps
-from gpuprobe.reporters.json import schema
+from gpuprobe.reporters.json.schemas import schema
 
 pytestmark = pytest.mark.xdist_group("flight")  # so that one process shares the fixtures
 

@@ -13,6 +13,7 @@ import report_builders as build
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpuprobe.api.summary import summarize
 from gpuprobe.errors import DataError
 from gpuprobe.model.io.codec import to_plain
 from gpuprobe.model.memory import Category
@@ -25,7 +26,6 @@ from gpuprobe.recording.many.steps import KEPT_STEPS, LazySteps
 from gpuprobe.recording.reader import RecordingTail, read_recording
 from gpuprobe.recording.writer import RecordingWriter
 from gpuprobe.reporters.json.report import to_document
-from gpuprobe.reporters.summary import summarize
 
 MIB = build.MIB
 

@@ -18,6 +18,7 @@ from model_strategies import memory_traces, same_trace, values_of
 import gpuprobe
 from gpuprobe.errors import DataError, NotARecording, UnsupportedSchema
 from gpuprobe.model.findings import Finding, Level
+from gpuprobe.model.io.budget import LIMITS, Limit
 from gpuprobe.model.memory import AllocatorCounts, Category
 from gpuprobe.model.run.recording import SCHEMA_VERSION
 from gpuprobe.model.run.session import (
@@ -31,8 +32,7 @@ from gpuprobe.model.run.session import (
 )
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import MOST_DEVICES
-from gpuprobe.recording.budget import LIMITS, Limit
-from gpuprobe.recording.chunks import decode_chunk
+from gpuprobe.recording.chunks import RankTraces, decode_chunk
 from gpuprobe.recording.reader import RecordingTail, read_recording
 from gpuprobe.recording.stream import same_finding
 from gpuprobe.recording.writer import RecordingWriter
@@ -110,10 +110,10 @@ def test_traces_are_read_on_demand(traces: list[MemoryTrace]) -> None:
             writer.step(Step(index, 0, 1, traces=(writer.trace(trace),)))
         writer.close()
         (rank,) = read_recording(writer.path).ranks
-        back = list(rank.load_traces())
+        back = list(rank.traces)
         assert len(back) == len(traces)
         assert all(map(same_trace, back, traces))
-        assert [next(rank.traces_of(s)).device for s in rank.steps] == [t.device for t in traces]
+        assert [next(rank.traces.of(s)).device for s in rank.steps] == [t.device for t in traces]
 
 
 def test_a_later_step_replaces_the_one_with_its_index(tmp_path: Path) -> None:
@@ -308,7 +308,7 @@ def test_a_chunk_name_cannot_lead_elsewhere(tmp_path: Path, name: str) -> None:
     writer.close()
     (rank,) = read_recording(writer.path).ranks
     with pytest.raises(DataError, match="not the name of a trace chunk"):
-        list(rank.load_traces())
+        list(rank.traces)
 
 
 def test_no_chunk_is_unpacked_after_one_too_many(
@@ -322,7 +322,7 @@ def test_no_chunk_is_unpacked_after_one_too_many(
     writer.step(Step(0, 0, 1, traces=tuple(writer.trace(trace) for _ in range(4))))
     writer.close()
     (rank,) = read_recording(writer.path).ranks
-    assert rank.load_trace is not None
+    assert isinstance(rank.traces, RankTraces)
     names = rank.steps[0].traces
     decoded = []
 
@@ -330,11 +330,11 @@ def test_no_chunk_is_unpacked_after_one_too_many(
         decoded.append(name)
         return decode_chunk(data, name)
 
-    monkeypatch.setattr("gpuprobe.recording.reader.decode_chunk", decode)
-    rank.load_trace(names[0])
+    monkeypatch.setattr("gpuprobe.recording.chunks.decode_chunk", decode)
+    rank.traces.load(names[0])
     for name in names[1:]:
         with pytest.raises(DataError, match=f"{names[1]}: .* more events"):
-            rank.load_trace(name)
+            rank.traces.load(name)
     assert decoded == [*names[:2]]
 
 
@@ -348,13 +348,13 @@ def test_damaged_and_missing_chunks_are_named(tmp_path: Path) -> None:
     chunk.write_bytes(chunk.read_bytes()[:-1])
     (writer.path / names[2]).unlink()
     (rank,) = read_recording(writer.path).ranks
-    traces = rank.load_traces()
+    traces = iter(rank.traces)
     assert next(traces).step == 0
     with pytest.raises(DataError, match=names[1]):
         next(traces)
-    assert rank.load_trace is not None
+    assert isinstance(rank.traces, RankTraces)
     with pytest.raises(DataError, match=f"{names[2]}.*cannot be read"):
-        rank.load_trace(names[2])
+        rank.traces.load(names[2])
 
 
 class TestTail:

@@ -204,7 +204,7 @@ def test_threads_write_whole_lines(tmp_path: Path) -> None:
     (rank,) = read_recording(writer.path).ranks
     assert [s.index for s in rank.steps] == list(range(200))
     assert rank.blind_spots == ()
-    assert [t.step for t in rank.load_traces()] == list(range(200))
+    assert [t.step for t in rank.traces] == list(range(200))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuprobe.analysis.launches import BY, NATIVE_ONLY, launch_count, launches_of, mergeable, summed
+from gpuprobe.api.summary import summarize
 from gpuprobe.api.views import write_perfetto
 from gpuprobe.errors import DataError
 from gpuprobe.model.memory import Category
@@ -37,9 +38,8 @@ from gpuprobe.model.values import Unavailable
 from gpuprobe.recording.reader import read_recording
 from gpuprobe.recording.writer import RecordingWriter
 from gpuprobe.reporters.json import report as report_json
-from gpuprobe.reporters.json import schema
+from gpuprobe.reporters.json.schemas import schema
 from gpuprobe.reporters.sections.report import report_sections
-from gpuprobe.reporters.summary import summarize
 from gpuprobe.reporters.text import draw
 
 ADD = "vectorized_elementwise_kernel<4, CUDAFunctor_add<float>>"

@@ -19,7 +19,7 @@ from gpuprobe.model.memory import Category
 from gpuprobe.model.run.session import SessionEnd
 from gpuprobe.model.text import visible
 from gpuprobe.recording.writer import RecordingWriter
-from gpuprobe.reporters.json import schema
+from gpuprobe.reporters.json.schemas import schema
 
 
 def write(path: Path, *, ended: bool = True) -> Path:
@@ -211,4 +211,4 @@ def test_a_damaged_chunk_is_reported_not_fatal(tmp_path: Path) -> None:
     assert "4.0 KiB allocated on cpu" in done.stdout
     assert chunk.name in done.stdout
     with pytest.raises(DataError, match=chunk.name):
-        list(gpuprobe.load(path).ranks[0].load_traces())
+        list(gpuprobe.load(path).ranks[0].traces)

@@ -18,6 +18,7 @@ from model_strategies import memory_traces, values_of
 from report_builders import (
     MIB,
     NO_RESERVED,
+    by_names,
     environment,
     rank_recording,
     recording,
@@ -28,6 +29,7 @@ from report_builders import (
 )
 
 from gpuprobe.analysis.placement import imbalance
+from gpuprobe.api.summary import summarize
 from gpuprobe.errors import DataError
 from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.memory import Block, BlockState, Category, Segment
@@ -40,7 +42,7 @@ from gpuprobe.model.report import (
     ShareRow,
     ShareTable,
 )
-from gpuprobe.model.run.recording import RankRecording, Recording
+from gpuprobe.model.run.recording import LoadedTraces, RankRecording, Recording
 from gpuprobe.model.run.session import (
     BlindSpot,
     Environment,
@@ -56,10 +58,9 @@ from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Bytes, Peak, Unavailable
 from gpuprobe.reporters.html import report as html_report
 from gpuprobe.reporters.json import report as report_json
-from gpuprobe.reporters.json import schema
+from gpuprobe.reporters.json.schemas import schema
 from gpuprobe.reporters.sections.report import facts, headline, report_sections
 from gpuprobe.reporters.sections.report.memory import causes_section
-from gpuprobe.reporters.summary import summarize
 from gpuprobe.reporters.terminal import Style
 from gpuprobe.reporters.text import draw
 
@@ -142,7 +143,7 @@ def recordings(draw: st.DrawFn) -> Recording:
                 findings=tuple(draw(st.lists(values_of(Finding), max_size=1))),
                 blind_spots=tuple(draw(st.lists(values_of(BlindSpot), max_size=1))),
                 end=draw(st.none() | values_of(SessionEnd)),
-                load_traces=lambda traces=traces: iter(traces),
+                traces=LoadedTraces(lambda traces=traces: iter(traces)),
             )
         )
     return Recording(draw(st.text(max_size=9)), (1, 0), tuple(ranks))
@@ -548,9 +549,9 @@ def test_a_damaged_trace_makes_its_tables_unavailable_and_is_said() -> None:
         raise DataError(f"{name}: the trace chunk is damaged (checksum)")
 
     made = recording([step(0, {"forward": 5}, traces=("chunk-7",))])
-    made.ranks[0].load_trace = broken
     # The builder gives a step without traces none: name one again.
     made.ranks[0].steps = (step(0, {"forward": 5}, traces=("chunk-7",)),)
+    made.ranks[0].traces = by_names(broken, made.ranks[0].steps)
     report = checked(made)
     assert "chunk-7" in report["top_lines"]["unavailable"]
     assert "chunk-7" in report["blind_spots"][0]["what"]

@@ -15,7 +15,7 @@ from trace_recorder import TraceRecorder
 from gpuprobe.allocator.driver import SimulatedDriver
 from gpuprobe.allocator.simulator import Simulator
 from gpuprobe.model.memory import Category
-from gpuprobe.model.run.recording import RankRecording, Recording
+from gpuprobe.model.run.recording import LoadedTraces, RankRecording, Recording
 from gpuprobe.model.run.session import KnownTensors, ProgramError, SessionEnd
 from gpuprobe.model.trace import AllocatorSettings, Frame, MemoryTrace
 from gpuprobe.model.values import Bytes
@@ -23,7 +23,9 @@ from gpuprobe.model.values import Bytes
 
 def snapshot(*traces: MemoryTrace) -> Recording:
     devices = tuple(made.device for made in traces)
-    rank = RankRecording(session(devices=devices), environment(), load_traces=lambda: iter(traces))
+    rank = RankRecording(
+        session(devices=devices), environment(), traces=LoadedTraces(lambda: iter(traces))
+    )
     return Recording("oom.pickle", (1, 0), (rank,), kind="snapshot")
 
 

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 import warm_python
 
-from gpuprobe.reporters.json import schema
+from gpuprobe.reporters.json.schemas import schema
 
 pytest.importorskip("torch", reason="torch is not installed")
 

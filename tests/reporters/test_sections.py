@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_builders import environment, recording, session, step
 
-from gpuprobe.api.recordings import summary
+from gpuprobe.api.summary import summarize
 from gpuprobe.model.findings import Level
 from gpuprobe.reporters import markdown
 from gpuprobe.reporters.html.draw import Drawing
@@ -236,7 +236,7 @@ def test_what_a_snapshot_does_not_contain_is_unknown_and_not_0() -> None:
         session=session(pid=0, started_at=0.0),
         environment=environment(cpu_count=0),
     )
-    found = summary(made)
+    found = summarize(made)
     section = next(one for one in report_sections(found, full=True) if one.name == "environment")
     (facts,) = section.parts
     assert isinstance(facts, Facts)

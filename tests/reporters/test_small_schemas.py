@@ -1,15 +1,15 @@
-"""Documents against the schemas that are shipped, and these against the types."""
+"""Documents against their schemas."""
 
 from __future__ import annotations
 
 import json
+import runpy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
-import schemas
 
 from gpuprobe.analysis.baseline import CheckResult, MetricResult
 from gpuprobe.analysis.compare.diff import BY, Diff, DiffRow, PeakDiff
@@ -30,30 +30,30 @@ from gpuprobe.reporters.json import diff as diff_json
 from gpuprobe.reporters.json import estimate as estimate_json
 from gpuprobe.reporters.json import fit as fit_json
 from gpuprobe.reporters.json import scale as scale_json
-from gpuprobe.reporters.json import schema
+from gpuprobe.reporters.json.schemas import SCHEMAS, schema, write_schemas
 
-SCHEMAS = Path(check_json.__file__).parent / "schemas"
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def valid(name: str, document: dict[str, Any], version: int = 2) -> None:
-    schema = json.loads((SCHEMAS / f"{name}-{version}.json").read_text())
-    jsonschema.Draft202012Validator.check_schema(schema)
-    validator = jsonschema.Draft202012Validator(schema)
+    rules = schema(f"{name}-{version}")
+    validator = jsonschema.Draft202012Validator(rules)
     validator.validate(json.loads(json.dumps(document)))
-    assert set(document) == set(schema["properties"])
-    for key in schema["required"]:
+    assert set(document) == set(rules["properties"])
+    for key in rules["required"]:
         with pytest.raises(jsonschema.ValidationError):
             validator.validate({name: value for name, value in document.items() if name != key})
 
 
-@pytest.mark.parametrize("name", schemas.FILES)
-def test_a_shipped_schema_is_the_one_of_the_types(name: str) -> None:
-    made = json.loads(schemas.text(name))
-    jsonschema.Draft202012Validator.check_schema(made)
-    assert schema(name) == made, "run python docs/schemas.py"
+def test_files_of_schemas(tmp_path: Path) -> None:
+    write_schemas(tmp_path / "schemas")
+    written = {file.stem: json.loads(file.read_text()) for file in tmp_path.glob("schemas/*.json")}
+    assert written == {name: schema(name) for name in SCHEMAS}
+    for rules in written.values():
+        jsonschema.Draft202012Validator.check_schema(rules)
 
 
-@pytest.mark.parametrize("name", schemas.FILES)
+@pytest.mark.parametrize("name", SCHEMAS)
 def test_objects_may_get_further_keys(name: str) -> None:
     """A minor version adds keys: readers with an older schema accept its documents."""
     found = [schema(name)]
@@ -136,3 +136,11 @@ def test_scale() -> None:
     unsplit = ScaleRow("r", 4, 9, 10, None, None, None, 1.0, 2.7, 0.675, 0.325, None, None, None)
     valid("scale", scale_json.document(Scaling("run", (row, unsplit))), 1)
     assert schema("scale-1")["title"] == "gpuprobe scale, version 1"
+
+
+def test_wheels_have_the_files(tmp_path: Path) -> None:
+    hook = runpy.run_path(str(ROOT / "gpuprobe/native/runtime/hatch_build.py"))["WheelHook"]
+    build_data: dict[str, Any] = {"force_include": {}}
+    hook._add_schemas(None, tmp_path, build_data)
+    assert build_data["force_include"] == {str(tmp_path): "gpuprobe/reporters/json/schemas"}
+    assert {file.stem for file in tmp_path.iterdir()} == set(SCHEMAS)

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_builders import recording, step
 
+from gpuprobe.api.summary import summarize
 from gpuprobe.model.report import PhaseTime, TimeShares
 from gpuprobe.reporters.sections.parts import Cell, Column, Row, Section, Table
 from gpuprobe.reporters.sections.report import headline, report_sections
 from gpuprobe.reporters.sections.report.steps import time_sections
-from gpuprobe.reporters.summary import summarize
 from gpuprobe.reporters.terminal import Style
 from gpuprobe.reporters.text import draw
 

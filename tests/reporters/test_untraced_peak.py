@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
-from report_builders import recording, step, trace
+from report_builders import by_names, recording, step, trace
 
 from gpuprobe import report
 from gpuprobe.analysis.compare.diff import diff_recordings
-from gpuprobe.api.recordings import summary
+from gpuprobe.api.summary import summarize
 from gpuprobe.api.views import write_flamegraph
 from gpuprobe.errors import DataError
 from gpuprobe.model.memory import Category
@@ -20,9 +20,10 @@ from gpuprobe.model.plans.estimate import Estimate, EstimateShare
 from gpuprobe.model.run.recording import Recording
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Bytes, Unavailable
+from gpuprobe.recording.chunks import RankTraces
 from gpuprobe.reporters.html import report as html_compare
 from gpuprobe.reporters.json import diff as diff_json
-from gpuprobe.reporters.json import schema
+from gpuprobe.reporters.json.schemas import schema
 from gpuprobe.reporters.sections.diff import diff_sections
 from gpuprobe.reporters.sections.plans import estimate_sections
 from gpuprobe.reporters.sections.report import report_sections
@@ -97,7 +98,7 @@ def test_a_trace_of_a_part_of_the_step_is_not_the_peak() -> None:
     assert "does not include the peak" in document["peak"]["traced"]["unavailable"]
     assert document["peak"]["nearest_trace"] == {"step": 1, "below_peak": 450}
     assert document["categories"]["at"] == "nearest_trace"
-    shown = " ".join(draw.lines(report_sections(summary(found)), Style()))
+    shown = " ".join(draw.lines(report_sections(summarize(found)), Style()))
     assert "at the peak" not in shown.split("Categories")[1].split("Steps")[0]
     # Another step's trace may hold more than what there is of the peak's.
     higher = trace([("/home/u/project/a.py:7", 60, Category.ACTIVATION)], step=0)
@@ -108,15 +109,15 @@ def test_a_trace_of_a_part_of_the_step_is_not_the_peak() -> None:
 def test_a_damaged_trace_is_named_and_the_next_one_is_shown() -> None:
     found = run((60, 70, 100, 102), 0, 1, 2)
     (rank,) = found.ranks
-    load = rank.load_trace
-    assert load is not None
+    assert isinstance(rank.traces, RankTraces)
+    load = rank.traces.load
 
     def damaged(name: str) -> MemoryTrace:
         if name.startswith("2/"):
             raise DataError("rank-00000.trace-000002.cols is damaged")
         return load(name)
 
-    rank.load_trace = damaged
+    rank.traces = by_names(damaged, rank.steps)
     document = report(found)
     assert document["peak"]["nearest_trace"] == {"step": 1, "below_peak": 32}
     (spot,) = document["blind_spots"]

@@ -91,7 +91,7 @@ def test_the_command_says_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFi
         writer = RecordingWriter.create(tmp_path / "r", rank=rank.session.rank, world_size=2)
         writer.session(rank.session, rank.environment)
         for step in rank.steps:
-            names = tuple(writer.trace(trace) for trace in rank.traces_of(step))
+            names = tuple(writer.trace(trace) for trace in rank.traces.of(step))
             writer.step(replace(step, traces=names))
         writer.close()
     assert main(["report", str(tmp_path / "r"), "--snapshot", str(tmp_path / "s.pickle")]) == 0

@@ -18,12 +18,13 @@ from torch import nn
 
 import gpuprobe
 from gpuprobe.analysis.compare.diff import Diff
-from gpuprobe.api.recordings import diff, load, summary
+from gpuprobe.api.recordings import diff, load
+from gpuprobe.api.summary import summarize
 from gpuprobe.api.views import write_diff
 from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.report import ShareTable
 from gpuprobe.reporters.json import diff as diff_json
-from gpuprobe.reporters.json import schema
+from gpuprobe.reporters.json.schemas import schema
 from gpuprobe.reporters.sections.diff import diff_sections
 from gpuprobe.reporters.text import draw
 
@@ -130,7 +131,7 @@ def modules_of(path: Path, model: nn.Module) -> dict[str, int]:
                 kept = code(torch.randn(1 << 14, 64, device="cuda"))
             del kept
     torch._dynamo.reset()
-    table = summary(load(path), top=100).top_modules
+    table = summarize(load(path), top=100).top_modules
     assert isinstance(table, ShareTable)
     return {str(row.key): row.bytes for row in table.rows}
 
@@ -178,7 +179,7 @@ def allocated_by_phase(path: Path, kind: type[nn.Module]) -> Counter[tuple[str, 
                     loss.backward()
                 model.zero_grad()
     torch._dynamo.reset()
-    (trace,) = load(path).ranks[0].load_traces()
+    (trace,) = load(path).ranks[0].traces
     columns, found = trace.events, Counter[tuple[str, str]]()
     gradients = False
     for action, size, stack, module in zip(

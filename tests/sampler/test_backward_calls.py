@@ -7,12 +7,12 @@ import threading
 import pytest
 import torch
 
-from gpuprobe.code_origin import PACKAGE
 from gpuprobe.model.memory import Category, TraceAction
 from gpuprobe.model.trace import Frame, MemoryTrace
 from gpuprobe.sampler.tracing import cuda
 from gpuprobe.sampler.tracing.calls import BackwardCalls
 from gpuprobe.sampler.tracing.cuda import Workspaces, _drop_own_frames
+from gpuprobe.user_frames import PACKAGE
 
 ALLOC, FREE = TraceAction.ALLOC.code, TraceAction.FREE_COMPLETED.code
 HOOK = Frame("/app/hooks.py", 3, "hook")

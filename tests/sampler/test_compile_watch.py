@@ -18,12 +18,13 @@ import torch.distributed as dist
 from torch import nn
 
 import gpuprobe
-from gpuprobe.api.recordings import load, summary
+from gpuprobe.api.recordings import load
+from gpuprobe.api.summary import summarize
 from gpuprobe.api.views import write_report
 from gpuprobe.model.report import ShareTable
 from gpuprobe.model.trace import parse_tag
 from gpuprobe.reporters.json import report as report_json
-from gpuprobe.reporters.json import schema
+from gpuprobe.reporters.json.schemas import schema
 from gpuprobe.reporters.sections.report import report_sections
 from gpuprobe.reporters.text import draw
 from gpuprobe.sampler.hooks.discover import compile_in_use
@@ -74,7 +75,7 @@ def test_graph_breaks_and_recompilations_of_a_run_on_the_cpu_are_in_its_report(
     tmp_path: Path,
 ) -> None:
     record(tmp_path / "run", torch.compile(Broken(), backend="aot_eager"), 4, 6)
-    report = summary(load(tmp_path / "run"))
+    report = summarize(load(tmp_path / "run"))
     name = Path(__file__).name
     breaks = [text for text in report.compiled if text.startswith("graph break at ")]
     assert any(f"{name}:{BREAK}: " in text for text in breaks)
@@ -112,7 +113,7 @@ def test_hooks_are_not_compiled_where_a_program_calls_them_after_a_graph_break(
     calls = [step.collectives for step in recording.ranks[0].steps]
     once = [("all_reduce", 1), ("wait", 1)]
     assert [[(call.op, call.count) for call in step] for step in calls] == [once] * 3
-    compiled = summary(recording).compiled
+    compiled = summarize(recording).compiled
     assert any("compiled again" in text for text in compiled)
     hooks = Path(gpuprobe.__file__).parent.name + "/sampler"
     assert not any(hooks in text for text in compiled)
@@ -122,7 +123,7 @@ def test_what_was_compiled_before_the_recording_is_not_in_it(tmp_path: Path) -> 
     code = torch.compile(Broken(), backend="aot_eager")
     record(tmp_path / "first", code, 4)
     record(tmp_path / "second", code, 4)
-    assert summary(load(tmp_path / "second")).compiled == ()
+    assert summarize(load(tmp_path / "second")).compiled == ()
 
 
 def test_a_torch_whose_compiler_cannot_be_followed_is_a_note(
@@ -132,7 +133,7 @@ def test_a_torch_whose_compiler_cannot_be_followed_is_a_note(
 
     monkeypatch.delattr(torch._inductor.graph.GraphLowering, "_compile_to_module")
     record(tmp_path / "run", torch.compile(Broken(), backend="aot_eager"), 4)
-    notes = summary(load(tmp_path / "run")).compiled
+    notes = summarize(load(tmp_path / "run")).compiled
     assert any("cannot be followed in torch._inductor.graph" in text for text in notes)
     assert any(text.startswith("graph break at ") for text in notes)
 
@@ -213,7 +214,7 @@ def test_code_from_torchs_cache_is_a_note(tmp_path: Path, monkeypatch: pytest.Mo
         torch._dynamo.reset()
         model = Product(nn.Identity())
         record(tmp_path / name, torch.compile(model), 4)
-        notes = summary(load(tmp_path / name)).compiled
+        notes = summarize(load(tmp_path / name)).compiled
         assert any("graph: " in text for text in notes) == compiled
         assert any("came from torch's cache" in text for text in notes) != compiled
 
@@ -226,7 +227,7 @@ def test_eager_code_after_compiled_code_that_is_gone_has_modules(tmp_path: Path)
                 with recorder.step():
                     kept = model(torch.ones(1 << 12, 8))
         del kept
-        table = summary(load(folder), top=100).top_modules
+        table = summarize(load(folder), top=100).top_modules
         assert isinstance(table, ShareTable)
         return {str(row.key) for row in table.rows}
 

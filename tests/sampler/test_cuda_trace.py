@@ -59,21 +59,16 @@ def test_modules_are_laid_over_the_events_of_their_time(monkeypatch: pytest.Monk
 
 
 def test_without_cuda_there_is_nothing_to_trace() -> None:
-    def convert(snapshot: object, device: int) -> MemoryTrace:
-        raise AssertionError("no snapshot was taken")
-
-    trace = CudaTrace(convert)
+    trace = CudaTrace()
     assert trace.begin() is None
     assert trace.collect(0, []) == []
-    assert layout_now(convert, 0, []) == []
+    assert layout_now(0, []) == []
     trace.stop()
 
 
 @pytest.mark.gpu
 def test_a_step_on_a_gpu_is_traced_and_the_history_switched_off_again() -> None:
-    from gpuprobe.recording.snapshot.load import trace_from_snapshot
-
-    trace = CudaTrace(trace_from_snapshot)
+    trace = CudaTrace()
     keep = torch.zeros(1 << 20, device="cuda")
     assert trace.begin() is None
     more = torch.zeros(1 << 20, device="cuda")

@@ -278,7 +278,7 @@ def test_caches_are_a_category(tmp_path: Path, objects: bool, device: str) -> No
         with gpuprobe.record(tmp_path / "a.gpuprobe", model, level="trace"):
             for _ in range(2):
                 model.generate(torch.ones(4, 1, 256, device=device), 6)
-    (first, *_) = gpuprobe.load(tmp_path / "a.gpuprobe").ranks[0].load_traces()
+    (first, *_) = gpuprobe.load(tmp_path / "a.gpuprobe").ranks[0].traces
     kept = Category.KV_CACHE.code
     sizes = [
         size

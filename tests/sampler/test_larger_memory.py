@@ -247,7 +247,7 @@ def test_each_kind_is_found_and_what_looks_alike_is_not(tmp_path: Path) -> None:
     rank = gpuprobe.load(path).ranks[0]
     found = {}
     for kind, step in zip(KINDS, rank.steps, strict=False):
-        ledgers = [ledger_of(trace) for trace in rank.traces_of(step)]
+        ledgers = [ledger_of(trace) for trace in rank.traces.of(step)]
         ledger = max(ledgers, key=lambda one: max(one.allocated_after()))
         first = next(causes_at(Biographies(ledger), ledger.peak(), {}), None)
         found[kind.__name__] = "" if first is None else first.answer.rule

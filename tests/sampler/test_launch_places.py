@@ -17,7 +17,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gpuprobe
-from gpuprobe.code_origin import PACKAGE
 from gpuprobe.model.run.launches import (
     LaunchedKernel,
     LaunchKind,
@@ -28,6 +27,7 @@ from gpuprobe.model.run.launches import (
 from gpuprobe.sampler.tracing.calls import BackwardCalls, ModuleCalls
 from gpuprobe.sampler.tracing.launches import LaunchTrace
 from gpuprobe.sampler.tracing.places import OperatorPlaces
+from gpuprobe.user_frames import PACKAGE
 
 
 class CountedOperators(TorchDispatchMode):

@@ -25,7 +25,7 @@ import torch.distributed as dist
 import gpuprobe
 from gpuprobe.api import watch
 from gpuprobe.api.estimates import estimate_program
-from gpuprobe.api.recordings import summary
+from gpuprobe.api.summary import summarize
 from gpuprobe.errors import UsageError
 from gpuprobe.planning import processes as started_processes
 from gpuprobe.planning.processes import ENDED, Stalled, interrupt_stalls
@@ -148,7 +148,7 @@ def test_all_that_use_a_gpu_are_recorded_whatever_their_end(
     assert "gpuprobe" not in shown  # no frame of a hook, and no warning
 
     recording = gpuprobe.load(path)
-    report = summary(recording)
+    report = summarize(recording)
     rows = [(row.status, row.peaks[0].allocated.at_most >> 20, row.rank) for row in report.children]
     assert rows == [
         ("complete", 1, 0),  # whole

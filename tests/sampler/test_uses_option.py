@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 import torch
 
+from gpuprobe.sampler.failures import Failures
 from gpuprobe.sampler.recorder import NO_USES, Recorder
 from gpuprobe.sampler.tracing.traces import Traces
 
@@ -38,7 +39,7 @@ def _refused(*args: object) -> Any:
 def test_uses_are_noted_if_they_are_asked_for_and_always_on_a_simulated_gpu(
     *, simulated: bool, asked: bool
 ) -> None:
-    traces = Traces(cast("Any", Sink()), lambda action: action(), _refused)
+    traces = Traces(cast("Any", Sink()), Failures())
     traces.start_cuda(cast("Any", Timeline()), _refused, simulated=simulated, uses=asked)
     try:
         value = torch.zeros(3)

@@ -30,6 +30,7 @@ from gpuprobe.planning.serving.figures import (
 from gpuprobe.planning.serving.observer import rows_at_peak
 from gpuprobe.planning.serving.search import sequences
 from gpuprobe.reporters.json import serving as serving_json
+from gpuprobe.reporters.json.schemas import schema
 
 ROOT = Path(__file__).resolve().parents[2]
 GIB = 1 << 30
@@ -136,14 +137,11 @@ def test_a_context_that_is_too_long() -> None:
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "llama-3.1-8b-tp2", "kv-cache-too-small"])
 def test_the_document_is_valid(name: str) -> None:
     document = serving_json.document(_recorded(name))
-    schema: dict[str, Any] = json.loads(
-        (ROOT / "gpuprobe/reporters/json/schemas/serving-1.json").read_text()
-    )
-    jsonschema.Draft202012Validator.check_schema(schema)
-    jsonschema.Draft202012Validator(schema).validate(json.loads(json.dumps(document)))
-    assert set(document) == set(schema["properties"])
+    rules = schema("serving-1")
+    jsonschema.Draft202012Validator(rules).validate(json.loads(json.dumps(document)))
+    assert set(document) == set(rules["properties"])
     added = set(serving_json.DOCUMENT.added)
-    assert set(schema["required"]) == set(document) - added
+    assert set(rules["required"]) == set(document) - added
 
 
 def test_an_error_before_any_stage() -> None:

@@ -20,8 +20,8 @@ from gpuprobe.model.plans.serving import ServingEstimate, ServingFit
 from gpuprobe.model.values import Bytes
 from gpuprobe.planning.serving.command import serving_command
 from gpuprobe.planning.serving.search import search, sequences
+from gpuprobe.reporters.json.schemas import schema
 
-ROOT = Path(__file__).resolve().parents[2]
 MEMORY = {"l4": 24, "h100-80gb": 80}
 WEIGHTS, LIMIT = 40, 4096
 
@@ -132,11 +132,8 @@ def test_the_document_and_the_text() -> None:
     found, _ = _search(["vllm", "serve", "m"], [(1, "h100-80gb")], input_len=100, output_len=28)
     stream = io.StringIO()
     render(found, "json", stream)
-    schema = json.loads(
-        (ROOT / "gpuprobe/reporters/json/schemas/serving-fit-1.json").read_text(encoding="utf-8")
-    )
-    jsonschema.Draft202012Validator.check_schema(schema)
-    jsonschema.Draft202012Validator(schema).validate(json.loads(stream.getvalue()))
+    rules = schema("serving-fit-1")
+    jsonschema.Draft202012Validator(rules).validate(json.loads(stream.getvalue()))
     stream = io.StringIO()
     render(found, "text", stream)
     text = stream.getvalue()

@@ -40,7 +40,7 @@ def load(folder: Path, depth: int) -> Any:
 
 def test_outer_frames_of_a_snapshot_are_left_out_and_noted(tmp_path: Path) -> None:
     rank = load(tmp_path, 500_000)
-    (trace,) = rank.load_traces()
+    (trace,) = rank.traces
     stack = trace.stacks.frames_of(trace.events.stack[0])
     assert len(stack) == MOST_DEPTH
     assert stack[0] == Frame("/p/train.py", 1, "f0")
@@ -50,7 +50,7 @@ def test_outer_frames_of_a_snapshot_are_left_out_and_noted(tmp_path: Path) -> No
 
 def test_ordinary_stacks_are_complete(tmp_path: Path) -> None:
     rank = load(tmp_path, MOST_DEPTH)
-    (trace,) = rank.load_traces()
+    (trace,) = rank.traces
     stack = trace.stacks.frames_of(trace.events.stack[0])
     assert len(stack) == MOST_DEPTH
     assert not any("left out" in frame.name for frame in stack)
@@ -58,7 +58,7 @@ def test_ordinary_stacks_are_complete(tmp_path: Path) -> None:
 
 
 def test_outer_frames_of_a_chunk_are_left_out(tmp_path: Path) -> None:
-    (trace,) = load(tmp_path, 3).load_traces()
+    (trace,) = load(tmp_path, 3).traces
     index = trace.events.stack[0]
     trace.stacks.stacks[index] = trace.stacks.stacks[index][:1] * (MOST_DEPTH + 10)
     stack = decode_chunk(encode_chunk(trace), "deep").stacks.frames_of(index)

@@ -22,9 +22,8 @@ from gpuprobe.api.recordings import load
 from gpuprobe.api.views import write_snapshot
 from gpuprobe.errors import DataError, UsageError
 from gpuprobe.model.trace import MemoryTrace
-from gpuprobe.recording.snapshot.decode import decode
-from gpuprobe.recording.snapshot.load import trace_from_snapshot
 from gpuprobe.reporters.viewers import torch_snapshot
+from gpuprobe.torch_support.snapshots import decode, trace_of
 
 
 def check_round_trip(snapshot: Any) -> dict[str, Any]:
@@ -107,13 +106,13 @@ def test_torchs_own_command_line_reads_the_export(tmp_path: Path) -> None:
 
 def test_traces_of_several_steps_are_joined() -> None:
     snapshot = modern()
-    whole = trace_from_snapshot(snapshot, 0)
+    whole = trace_of(snapshot, 0)
     parts = []
     for events in (snapshot["device_traces"][0][:3], snapshot["device_traces"][0][3:]):
-        parts.append(trace_from_snapshot(snapshot | {"device_traces": [events]}, 0))
+        parts.append(trace_of(snapshot | {"device_traces": [events]}, 0))
     joined = torch_snapshot.to_snapshot(parts)
     joined["external_annotations"] = joined["external_annotations"][:2]
-    assert trace_from_snapshot(joined, 0) == whole
+    assert trace_of(joined, 0) == whole
 
 
 def test_a_cpu_trace_cannot_be_exported() -> None:

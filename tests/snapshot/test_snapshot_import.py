@@ -10,14 +10,15 @@ import pytest
 from shared_files import shared_snapshots
 from snapshot_samples import FRAMES, SEGMENT, modern, torch_2_0, without_frames
 
-from gpuprobe.analysis.peak.high_water import high_water
+from gpuprobe.analysis.peak.peaks import high_water
 from gpuprobe.analysis.trace.ledger import ledger_of
 from gpuprobe.errors import NotARecording, SnapshotError
 from gpuprobe.model.memory import BlockState, TraceAction
 from gpuprobe.model.run.recording import Recording
 from gpuprobe.model.trace import Annotation, Frame, MemoryTrace, parse_tag, phase_tag
 from gpuprobe.model.values import Unavailable
-from gpuprobe.recording.snapshot.load import read_snapshot, trace_from_snapshot
+from gpuprobe.recording.snapshot.load import read_snapshot
+from gpuprobe.torch_support.snapshots import trace_of
 
 
 def load(tmp_path: Path, snapshot: Any, protocol: int = 4) -> Recording:
@@ -27,14 +28,14 @@ def load(tmp_path: Path, snapshot: Any, protocol: int = 4) -> Recording:
 
 
 def traces(recording: Recording) -> list[MemoryTrace]:
-    return list(recording.ranks[0].load_traces())
+    return list(recording.ranks[0].traces)
 
 
 @pytest.mark.parametrize("protocol", range(6))
 def test_every_pickle_protocol_gives_the_same_trace(tmp_path: Path, protocol: int) -> None:
     recording = load(tmp_path, modern(), protocol)
     (trace,) = traces(recording)
-    assert trace == trace_from_snapshot(modern(), 0)
+    assert trace == trace_of(modern(), 0)
     assert recording.kind == "snapshot"
     assert recording.steps == ()
     assert recording.ranks[0].session.devices == ("cuda:0",)
@@ -166,7 +167,7 @@ def test_equal_stacks_in_lists_of_their_own_are_one_stack() -> None:
         middle = [frames[i % 37], frames[(i * 7) % 37]]
         events.append(base | {"frames": [frames[0], *middle, frames[1], frames[2], frames[39]]})
     snapshot["device_traces"][0] = events
-    trace = trace_from_snapshot(snapshot, 0)
+    trace = trace_of(snapshot, 0)
     for entry, stack in zip(events, trace.events.stack, strict=True):
         lines = [frame.line for frame in trace.stacks.frames_of(stack)]
         assert lines == [frame["line"] for frame in entry["frames"]]
@@ -175,7 +176,7 @@ def test_equal_stacks_in_lists_of_their_own_are_one_stack() -> None:
 
 def test_the_dictionary_of_the_program_is_left_as_it_is() -> None:
     snapshot = modern()
-    trace_from_snapshot(snapshot, 0)
+    trace_of(snapshot, 0)
     assert snapshot == modern()
 
 
@@ -187,7 +188,7 @@ def test_real_snapshots_add_up(path: Path) -> None:
     assert (ledger.checks.unlisted, ledger.checks.lost, ledger.checks.implied_frees) == (0, 0, 0)
     assert ledger.allocated_after()[-1] == sum(s.allocated_size for s in trace.segments)
     with path.open("rb") as stream:
-        assert trace_from_snapshot(pickle.load(stream), 0) == trace
+        assert trace_of(pickle.load(stream), 0) == trace
 
 
 def test_a_missing_file_and_a_directory(tmp_path: Path) -> None:

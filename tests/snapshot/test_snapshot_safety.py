@@ -20,10 +20,10 @@ from snapshot_samples import FRAMES, modern, torch_2_0
 
 from gpuprobe.errors import SnapshotError
 from gpuprobe.model.trace import Frame
-from gpuprobe.recording.snapshot import irregularities
-from gpuprobe.recording.snapshot.decode import decode
-from gpuprobe.recording.snapshot.load import read_snapshot, trace_from_snapshot
+from gpuprobe.recording.snapshot.load import read_snapshot
 from gpuprobe.recording.snapshot.worker import decode_stream
+from gpuprobe.torch_support import irregularities
+from gpuprobe.torch_support.snapshots import decode, trace_of
 
 
 class Runs:
@@ -269,7 +269,7 @@ def test_an_odd_detail_is_a_blind_spot_of_the_recording(tmp_path: Path) -> None:
     assert "1 stack frames with an impossible line number" in [
         spot.what for spot in rank.blind_spots
     ]
-    (trace,) = rank.load_traces()
+    (trace,) = rank.traces
     assert Frame("a.py", 0, "f") in trace.stacks.frames
 
 
@@ -304,7 +304,7 @@ def test_a_broken_structure_in_a_file_says_where(tmp_path: Path) -> None:
 
 def test_the_reader_ends_the_same_way_in_process() -> None:
     with pytest.raises(SnapshotError):
-        trace_from_snapshot({"segments": 5}, 0)
+        trace_of({"segments": 5}, 0)
 
 
 # -- fuzzing; benchmarks/fuzz_inputs.py does it for longer

@@ -18,15 +18,15 @@ from shared_files import shared_snapshots
 from snapshot_samples import modern, without_frames
 
 from gpuprobe.analysis.peak.flame import FlameNode, every_frame, flame_tree, informative_frames
-from gpuprobe.analysis.peak.high_water import high_water
+from gpuprobe.analysis.peak.peaks import high_water
 from gpuprobe.api.recordings import load
 from gpuprobe.api.views import write_flamegraph, write_perfetto
 from gpuprobe.cli import exit_codes, main
 from gpuprobe.errors import UsageError
 from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.trace import Frame, MemoryTrace
-from gpuprobe.recording.snapshot.load import trace_from_snapshot
 from gpuprobe.reporters.viewers import flamegraph, perfetto
+from gpuprobe.torch_support.snapshots import trace_of
 
 HOSTILE = [
     "</script><img src=x onerror=alert(1)>",
@@ -127,7 +127,7 @@ def test_the_page_needs_nothing_else() -> None:
 
 
 def test_the_pages_data_adds_up() -> None:
-    mark = high_water(trace_from_snapshot(modern(), 0))
+    mark = high_water(trace_of(modern(), 0))
     data = flamegraph.to_data(flame_tree(mark), title="t", subtitle="s")
     assert data["bytes"][0] == mark.allocated
     assert sum(data["own"]) == mark.allocated
@@ -149,7 +149,7 @@ def test_a_very_deep_stack_is_written() -> None:
 
 def events_of(snapshot: dict[str, Any], **options: Any) -> list[dict[str, Any]]:
     out = io.StringIO()
-    perfetto.write([trace_from_snapshot(snapshot, 0)], out, **options)
+    perfetto.write([trace_of(snapshot, 0)], out, **options)
     events: list[dict[str, Any]] = json.loads(out.getvalue())["traceEvents"]
     return events
 
@@ -204,7 +204,7 @@ def test_perfetto_is_streamed() -> None:
     out = Pieces()
     snapshot = modern()
     snapshot["device_traces"][0] *= 200
-    perfetto.write([trace_from_snapshot(snapshot, 0)], out, large=1)
+    perfetto.write([trace_of(snapshot, 0)], out, large=1)
     assert len(out.getvalue()) > 100_000
     assert out.longest < 2000
 
@@ -255,7 +255,7 @@ def test_a_folder_that_does_not_exist(snapshot_file: Path, tmp_path: Path) -> No
 def test_a_real_snapshot(path: Path, tmp_path: Path) -> None:
     write_flamegraph(load(path), tmp_path / "f.html")
     data = json.loads(Page((tmp_path / "f.html").read_text()).scripts[0])
-    (trace,) = load(path).ranks[0].load_traces()
+    (trace,) = load(path).ranks[0].traces
     assert data["bytes"][0] == high_water(trace).allocated
     write_perfetto(load(path), tmp_path / "t.json")
     events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]

@@ -19,7 +19,7 @@ from gpuprobe.model.trace import COLUMNS
 from gpuprobe.recording.load import load
 from gpuprobe.recording.snapshot.answer import receive
 from gpuprobe.recording.snapshot.child import command_of, pending_read
-from gpuprobe.recording.snapshot.decode import Decoded, decode
+from gpuprobe.torch_support.snapshots import Decoded, decode
 
 _FRAMES = [{"filename": "train.py", "line": 3, "name": "step"}]
 SNAPSHOT: dict[str, Any] = {
@@ -128,7 +128,7 @@ def test_a_snapshot_that_is_being_read_is_what_load_gives(tmp_path: Path) -> Non
         again = load(path, found)
     alone = load(path)
     for recording in (with_it, again):
-        assert list(recording.ranks[0].load_traces()) == list(alone.ranks[0].load_traces())
+        assert list(recording.ranks[0].traces) == list(alone.ranks[0].traces)
 
 
 def test_a_process_that_nobody_took_is_ended(tmp_path: Path) -> None:

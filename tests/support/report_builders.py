@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from gpuprobe.model.memory import AllocatorCounts, Category, TraceAction
-from gpuprobe.model.run.recording import RankRecording, Recording
+from gpuprobe.model.run.recording import LoadedTraces, RankRecording, Recording
 from gpuprobe.model.run.session import (
     DeviceWindow,
     Environment,
@@ -19,6 +19,7 @@ from gpuprobe.model.run.session import (
 )
 from gpuprobe.model.trace import Frame, MemoryTrace
 from gpuprobe.model.values import Bytes, Peak, Unavailable
+from gpuprobe.recording.chunks import RankTraces
 
 MIB = 1024 * 1024
 ALLOC = TraceAction.ALLOC.code
@@ -117,6 +118,11 @@ def recording(
     )
 
 
+def by_names(load: Callable[[str], MemoryTrace], steps: Sequence[Step]) -> RankTraces:
+    """Traces as from disk: ``load`` reads the one of a name."""
+    return RankTraces(load, steps, {}, {}, None)
+
+
 def rank_recording(
     steps: Sequence[Step],
     traces: Sequence[MemoryTrace] = (),
@@ -131,16 +137,12 @@ def rank_recording(
         for s in steps
     )
 
-    def load_all() -> Iterator[MemoryTrace]:
-        yield from traces
-
     made = RankRecording(
         session=session(),
         environment=environment(),
         steps=named,
         end=ended,
-        load_traces=load_all,
-        load_trace=by_name.__getitem__ if steps else None,
+        traces=by_names(by_name.__getitem__, named) if steps else LoadedTraces(lambda: traces),
     )
     for name, value in changes.items():
         setattr(made, name, value)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuprobe.analysis.inspection.steps import StepPeak
-from gpuprobe.analysis.peak.high_water import Share
+from gpuprobe.analysis.peak.peaks import Share
 from gpuprobe.model.memory import AllocatorCounts, Category
 from gpuprobe.model.needs import Need
 from gpuprobe.model.run.recording import RankRecording, Recording

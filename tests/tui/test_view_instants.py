@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuprobe.analysis.inspection.trace import _BLOCK, Positions
-from gpuprobe.analysis.peak.high_water import live_at
+from gpuprobe.analysis.peak.peaks import live_at
 from gpuprobe.analysis.trace.ledger import ledger_of
 from gpuprobe.model.memory import Category, TraceAction
 from gpuprobe.model.trace import MemoryTrace

@@ -11,8 +11,8 @@ from view_recordings import Run
 
 from gpuprobe.analysis.inspection.steps import StepPeak
 from gpuprobe.analysis.inspection.trace import GROUPINGS, TraceRef, trace_refs
-from gpuprobe.analysis.peak.high_water import as_text, by_category, by_line, by_module, high_water
 from gpuprobe.analysis.peak.needs import NOT_TRACED
+from gpuprobe.analysis.peak.peaks import as_text, by_category, by_line, by_module, high_water
 from gpuprobe.api.recordings import load
 from gpuprobe.model.io.files import gc_paused
 from gpuprobe.model.run.recording import RankRecording
@@ -52,7 +52,7 @@ def test_a_trace_is_opened_once_by_many_threads(rank: RankRecording) -> None:
 def test_the_peak_is_that_of_the_analysis(rank: RankRecording) -> None:
     traces = OpenTraces()
     for place in (0, 3):
-        mark = high_water(next(rank.traces_of(rank.steps[place])))
+        mark = high_water(next(rank.traces.of(rank.steps[place])))
         peak = traces.peak(rank, place)
         assert isinstance(peak, StepPeak)
         assert peak.allocated == mark.allocated

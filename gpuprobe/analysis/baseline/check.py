@@ -27,16 +27,17 @@ from gpuprobe.analysis.baseline.model import (
 )
 from gpuprobe.analysis.blame.blame import Blame, SourceGraph
 from gpuprobe.analysis.blame.source import changes
-from gpuprobe.analysis.compare.accounts import SITE_PACKAGES, Account, most_bytes
+from gpuprobe.analysis.compare.accounts import Account, most_bytes
 from gpuprobe.analysis.compare.causes import Cause, Context, changed_lines, explain
 from gpuprobe.analysis.compare.diff import DiffRow, join_needs, join_rows
 from gpuprobe.analysis.compare.matching import LineInfo, match_lines, match_modules
-from gpuprobe.analysis.peak.high_water import Share
+from gpuprobe.analysis.peak.peaks import Share
 from gpuprobe.model.findings import Level
 from gpuprobe.model.needs import Need
 from gpuprobe.model.place import Place, parse_place
 from gpuprobe.model.rules import Rule, define
 from gpuprobe.model.text import amount, human_bytes
+from gpuprobe.user_frames import is_outside
 
 _UPDATE = "if this is intended, run gpuprobe baseline update"
 _KIND = "memory-regression"
@@ -247,7 +248,7 @@ def _is_comparable(name: str, before: Baseline, after: Baseline) -> bool:
     """
     if name in before.sources:
         return True
-    if name.startswith((SITE_PACKAGES, ".../")):
+    if is_outside(name):
         return False
     kept, now = before.files.get(name), after.files.get(name)
     return kept is None or now is None or kept.digest != now.digest

@@ -22,7 +22,6 @@ from gpuprobe.analysis.compare.accounts import (
 )
 from gpuprobe.analysis.completeness import missing_parts
 from gpuprobe.analysis.peak.peaks import PeakSite, device_peaks, window_of
-from gpuprobe.analysis.trace.frames import UserFrame, is_user_frame
 from gpuprobe.analysis.trace.ledger import ledger_of
 from gpuprobe.analysis.trace.parts import (
     AFTER,
@@ -35,12 +34,13 @@ from gpuprobe.analysis.trace.parts import (
 )
 from gpuprobe.errors import DataError
 from gpuprobe.model.memory import TraceAction
-from gpuprobe.model.run.recording import RankRecording, Recording
+from gpuprobe.model.run.recording import RankRecording, Recording, TraceReader
 from gpuprobe.model.run.session import DeviceWindow, Step
 from gpuprobe.model.trace import COLUMNS, EventColumns, LiveColumns, MemoryTrace
 from gpuprobe.model.values import Bytes, Peak, Unavailable
 from gpuprobe.step_time.predict import VERSION
 from gpuprobe.step_time.recorded import job_time_of
+from gpuprobe.user_frames import UserFrame, is_user_frame
 
 ReadSources: TypeAlias = Callable[[Mapping[str, str]], Mapping[str, Source]]
 
@@ -254,22 +254,30 @@ def own_recording(recording: Recording, others: Blocks) -> Recording:
     return replace(recording, ranks=tuple(_own_rank(rank, others) for rank in recording.ranks))
 
 
+class _ChangedTraces:
+    """Traces with a change that is made when they are read."""
+
+    def __init__(self, traces: TraceReader, change: Callable[[MemoryTrace], MemoryTrace]) -> None:
+        self._traces = traces
+        self._change = change
+        self.unreadable = traces.unreadable
+        self.steps = traces.steps
+
+    def __iter__(self) -> Iterator[MemoryTrace]:
+        return map(self._change, self._traces)
+
+    def of(self, step: Step) -> Iterator[MemoryTrace]:
+        return map(self._change, self._traces.of(step))
+
+
 def _own_rank(rank: RankRecording, others: Blocks) -> RankRecording:
     def own(trace: MemoryTrace) -> MemoryTrace:
         return without_blocks(trace, others.get(trace.device, ()))
 
-    def every() -> Iterator[MemoryTrace]:
-        return map(own, rank.load_traces())
-
-    one = rank.load_trace
-    without = replace(
-        rank,
-        load_traces=every,
-        load_trace=None if one is None else lambda name: own(one(name)),
-    )
+    without = replace(rank, traces=_ChangedTraces(rank.traces, own))
     steps = []
     for step in rank.steps:
-        traces = {trace.device: trace for trace in without.traces_of(step)}
+        traces = {trace.device: trace for trace in without.traces.of(step)}
         steps.append(_own_step(step, traces, others))
     return replace(without, steps=tuple(steps))
 

@@ -27,7 +27,7 @@ from gpuprobe.analysis.baseline.model import (
 )
 from gpuprobe.analysis.blame.source import decode, digest
 from gpuprobe.analysis.compare.accounts import Account, LineShare
-from gpuprobe.analysis.peak.high_water import Share
+from gpuprobe.analysis.peak.peaks import Share
 from gpuprobe.errors import DataError
 from gpuprobe.model.io.codec import Malformed, from_plain, unknown_key
 from gpuprobe.model.io.document import check_version, header

@@ -14,26 +14,25 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby, repeat
 from typing import Final
 
-from gpuprobe.analysis.peak.high_water import HighWater, Share, live_at
 from gpuprobe.analysis.peak.needs import need_of_each
+from gpuprobe.analysis.peak.peaks import HighWater, Share, live_at
 from gpuprobe.analysis.trace.categories import Marks, Runs
-from gpuprobe.analysis.trace.frames import (
-    Lines,
-    UserFrame,
-    is_cpp,
-    module_row,
-    short_name,
-)
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.analysis.trace.parts import Traced, TracePoint, full_steps
 from gpuprobe.model.memory import Category, TraceAction
 from gpuprobe.model.place import Place, parse_place
 from gpuprobe.model.trace import Frame
-
-SITE_PACKAGES: Final = "site-packages/"
-"""The prefix of the names of files of installed packages."""
-
-_PACKAGE: Final = re.compile(r"/(site|dist)-packages/")
+from gpuprobe.user_frames import (
+    SITE_PACKAGES,
+    Lines,
+    Owner,
+    UserFrame,
+    is_cpp,
+    module_row,
+    owner_of,
+    package_path,
+    short_name,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +51,9 @@ class Naming:
         """
         plain = name.replace("\\", "/")
         folder = self.root.replace("\\", "/").rstrip("/") + "/"
-        package = _PACKAGE.search(plain)
-        if package is not None:
-            found = f"{SITE_PACKAGES}{plain[package.end() :]}"
+        inside = package_path(name)
+        if inside is not None:
+            found = f"{SITE_PACKAGES}{inside}"
         elif len(folder) > 1 and plain.startswith(folder):
             found = plain[len(folder) :]
         elif plain.startswith("/"):
@@ -76,13 +75,7 @@ class Naming:
 
     def is_package_frame(self, frame: Frame) -> bool:
         """Whether a frame is the Python of an installed package other than torch."""
-        name = frame.filename.replace("\\", "/")
-        package = _PACKAGE.search(name)
-        return (
-            package is not None
-            and name.endswith(".py")
-            and not name.startswith(("torch/", "gpuprobe/"), package.end())
-        )
+        return owner_of(frame.filename) is Owner.LIBRARY and frame.filename.endswith(".py")
 
 
 _OUTSIDE: Final = re.compile(

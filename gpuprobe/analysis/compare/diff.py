@@ -14,23 +14,26 @@ from itertools import compress
 from typing import Annotated
 
 from gpuprobe.analysis.compare.matching import LineInfo, match_lines, match_modules
-from gpuprobe.analysis.peak.high_water import (
+from gpuprobe.analysis.peak.needs import need_of_each
+from gpuprobe.analysis.peak.peaks import (
     HighWater,
+    PeakSite,
     Share,
     as_text,
     by_category,
     by_line,
     by_module,
+    device_peaks,
+    high_water_at,
+    nearest_trace,
     shares,
 )
-from gpuprobe.analysis.peak.needs import need_of_each
-from gpuprobe.analysis.peak.peaks import PeakSite, device_peaks, high_water_at, nearest_trace
-from gpuprobe.analysis.trace.frames import Lines, UserFrame, is_cpp, is_user_frame, short_name
 from gpuprobe.model.needs import Need, NeedName
 from gpuprobe.model.place import program_name
 from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.text import human_delta
 from gpuprobe.model.values import Count, Displayed, OneOf, Peak, Rank, Size, Unavailable
+from gpuprobe.user_frames import Lines, UserFrame, is_cpp, is_user_frame, short_name
 
 BY = ("category", "module", "line", "need")
 """The breakdowns, in the order they are shown."""

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from gpuprobe.analysis.peak.needs import Biographies
-from gpuprobe.analysis.trace.frames import Lines
 from gpuprobe.analysis.trace.ledger import Ledger
 from gpuprobe.model.needs import Need
 from gpuprobe.model.place import SourceLine
+from gpuprobe.user_frames import Lines
 
 
 @dataclass(frozen=True, slots=True)

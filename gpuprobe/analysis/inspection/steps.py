@@ -9,7 +9,8 @@ from statistics import median
 from gpuprobe.analysis.completeness import missing_of
 from gpuprobe.analysis.fragmentation import Fragmentation, fragmentation
 from gpuprobe.analysis.leaks import Leaks, leaks, leaks_over_steps
-from gpuprobe.analysis.peak.high_water import (
+from gpuprobe.analysis.peak.needs import need_of_each
+from gpuprobe.analysis.peak.peaks import (
     HighWater,
     Share,
     as_text,
@@ -19,7 +20,6 @@ from gpuprobe.analysis.peak.high_water import (
     high_water,
     shares,
 )
-from gpuprobe.analysis.peak.needs import need_of_each
 from gpuprobe.analysis.time_shares import full_steps, time_shares
 from gpuprobe.errors import DataError
 from gpuprobe.model.run.recording import RankRecording
@@ -48,7 +48,7 @@ class StepPeak:
 def step_peak(rank: RankRecording, step: Step) -> StepPeak | Unavailable:
     """The memory at the highest peak of a step's traces; `Unavailable` if it has none."""
     try:
-        marks = [high_water(trace) for trace in rank.traces_of(step)]
+        marks = [high_water(trace) for trace in rank.traces.of(step)]
     except DataError as error:
         return Unavailable(str(error))
     if not marks:
@@ -96,10 +96,10 @@ def insight(rank: RankRecording, device: str) -> Insight:
         traced = traced[:half] + traced[-half:]
     try:
         if not rank.steps:
-            traces = [trace for trace in rank.load_traces() if device in ("", trace.device)]
+            traces = [trace for trace in rank.traces if device in ("", trace.device)]
         else:
             traces = [
-                trace for s in traced for trace in rank.traces_of(s) if trace.device == device
+                trace for s in traced for trace in rank.traces.of(s) if trace.device == device
             ]
         if traces:
             last = traces[-1]

@@ -26,7 +26,6 @@ from gpuprobe.analysis.repeats import (
     repeated,
 )
 from gpuprobe.analysis.trace.categories import categories
-from gpuprobe.analysis.trace.frames import Lines, module_row
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.analysis.trace.segments_at import layout_at
 from gpuprobe.analysis.trace.timeline import timeline
@@ -34,6 +33,7 @@ from gpuprobe.model.memory import Category, TraceAction
 from gpuprobe.model.needs import Need
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Unavailable
+from gpuprobe.user_frames import Lines, module_row
 
 if TYPE_CHECKING:
     from array import array
@@ -81,10 +81,8 @@ def open_traces(rank: RankRecording, name: TraceRef) -> list[TraceInspector]:
 
     The one with the most memory comes first. Raises DataError if one is damaged.
     """
-    if name.position < 0:
-        traces = rank.load_traces()
-    else:
-        traces = rank.traces_of(rank.steps[name.position])
+    at = name.position
+    traces = iter(rank.traces) if at < 0 else rank.traces.of(rank.steps[at])
     found = [TraceInspector(trace) for trace in traces]
     return sorted(found, key=lambda one: -one.allocated[one.peak])
 

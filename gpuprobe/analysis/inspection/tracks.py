@@ -22,7 +22,6 @@ from typing import Final, NamedTuple, TypeVar
 
 from gpuprobe.analysis.inspection.lives import BlockLife, Lives
 from gpuprobe.analysis.trace.categories import Marks, Runs, categories
-from gpuprobe.analysis.trace.frames import is_plumbing, short_name
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.analysis.trace.timeline import Timeline, thin, timeline
 from gpuprobe.errors import DataError
@@ -31,6 +30,7 @@ from gpuprobe.model.needs import Need, use_in_words
 from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.trace import Frame
 from gpuprobe.model.values import Unavailable
+from gpuprobe.user_frames import is_plumbing, short_name
 
 T = TypeVar("T")
 
@@ -358,12 +358,12 @@ def tracks(
 def _ledgers(rank: RankRecording, problems: list[str]) -> Iterator[Ledger]:
     """The traces of a rank in the order of its steps. Errors are appended to ``problems``."""
     if not rank.steps:
-        for trace in rank.load_traces():
+        for trace in rank.traces:
             yield ledger_of(trace)
         return
     for step in rank.steps:
         try:
-            for trace in rank.traces_of(step):
+            for trace in rank.traces.of(step):
                 yield ledger_of(trace)
         except DataError as error:
             problems.append(f"rank {rank.session.rank}, step {step.index}: {error}")

@@ -11,13 +11,13 @@ import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from gpuprobe.analysis.peak.high_water import HighWater
 from gpuprobe.analysis.peak.needs import need_of_each
-from gpuprobe.analysis.trace.frames import Lines, is_cpp, is_plumbing, module_row, short_name
+from gpuprobe.analysis.peak.peaks import HighWater
 from gpuprobe.model.memory import Category
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import Frame
 from gpuprobe.model.values import Unavailable
+from gpuprobe.user_frames import Lines, is_cpp, is_plumbing, module_row, short_name
 
 
 @dataclass(slots=True)

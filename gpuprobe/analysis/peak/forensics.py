@@ -10,9 +10,14 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from gpuprobe.analysis.fragmentation import Fragmentation, fragmentation
 from gpuprobe.analysis.leaks import leaks, leaks_over_steps
-from gpuprobe.analysis.peak.high_water import high_water
 from gpuprobe.analysis.peak.oom import MOST, OomReport, failed_allocations, oom_reports
-from gpuprobe.analysis.peak.peaks import PeakSite, holds_the_peak, nearest_trace, window_of
+from gpuprobe.analysis.peak.peaks import (
+    PeakSite,
+    high_water,
+    holds_the_peak,
+    nearest_trace,
+    window_of,
+)
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.analysis.trace.segments_at import layout_at
 from gpuprobe.errors import DataError
@@ -95,9 +100,9 @@ def _last_ledgers(site: PeakSite) -> list[Ledger]:
     error = None if rank.end is None else rank.end.error
     try:
         if not rank.steps:
-            traces = list(rank.load_traces())
+            traces = list(rank.traces)
         elif error is not None and error.out_of_memory:
-            traces = list(rank.traces_of(rank.steps[-1]))
+            traces = list(rank.traces.of(rank.steps[-1]))
         else:
             return []
     except DataError:
@@ -155,13 +160,13 @@ def _ledgers(site: PeakSite) -> list[Ledger]:
     """
     steps = site.rank.steps
     if not steps:
-        traces = list(site.rank.load_traces())
+        traces = list(site.rank.traces)
     else:
         chosen = {step.index: step for step in (site.step, steps[-1]) if step is not None}
         if not any(step.traces for step in chosen.values()):
             nearest = nearest_trace(site)
             chosen = {} if nearest is None else {nearest[0].index: nearest[0]}
-        traces = [trace for step in chosen.values() for trace in site.rank.traces_of(step)]
+        traces = [trace for step in chosen.values() for trace in site.rank.traces.of(step)]
     return [ledger_of(trace) for trace in traces if trace.device == site.device]
 
 
@@ -209,7 +214,7 @@ def _layout(found: Fragmentation) -> Layout:
 
 def _leaks(site: PeakSite, ledger: Ledger) -> LeakReport | Unavailable:
     if site.rank.steps:
-        traces = (t for s in site.rank.traced_steps() for t in site.rank.traces_of(s))
+        traces = (t for s in site.rank.traced_steps() for t in site.rank.traces.of(s))
         found = leaks_over_steps(t for t in traces if t.device == site.device)
     else:
         found = leaks(ledger)

@@ -10,13 +10,13 @@ from operator import sub
 from typing import Final, NamedTuple
 
 from gpuprobe.analysis.trace.categories import categories
-from gpuprobe.analysis.trace.frames import Lines, module_row
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.model.memory import Category, TraceAction
 from gpuprobe.model.needs import Need, NeedLine, NeedModule, NeedRow, NeedTable
 from gpuprobe.model.place import NoPlace, Place
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import ReadStatus, Unavailable
+from gpuprobe.user_frames import Lines, module_row
 
 _STATE = frozenset(
     category.code for category in (Category.PARAMETER, Category.OPTIMIZER_STATE, Category.BUFFER)

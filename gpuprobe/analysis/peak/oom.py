@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from gpuprobe.allocator.rules import SMALL_LIMIT, allocation_size
 from gpuprobe.allocator.settings import memory_fraction
 from gpuprobe.analysis.fragmentation import Fragmentation, PoolSpace, fragmentation
-from gpuprobe.analysis.peak.high_water import HighWater, by_category, by_line, live_at
-from gpuprobe.analysis.trace.frames import Lines, UserFrame, is_user_frame
+from gpuprobe.analysis.peak.peaks import HighWater, by_category, by_line, live_at
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.analysis.trace.segments_at import layout_at
 from gpuprobe.model.memory import Category, TraceAction
@@ -17,6 +16,7 @@ from gpuprobe.model.place import SourceLine
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
 from gpuprobe.model.values import ReadStatus, Unavailable
+from gpuprobe.user_frames import Lines, UserFrame, is_user_frame
 
 WhatIf = Callable[[MemoryTrace, int], Iterable[tuple[str, bool]] | Unavailable]
 """(trace, event) -> the tested settings, and whether the allocation would have fitted."""

@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final, TypeVar
 
-from gpuprobe.analysis.peak.high_water import by_category, by_line
-from gpuprobe.analysis.peak.peaks import PeakSite, device_peaks, high_water_at
+from gpuprobe.analysis.peak.peaks import PeakSite, by_category, by_line, device_peaks, high_water_at
 from gpuprobe.analysis.ranks.stragglers import compare_times, differences, median_low, own_ns
 from gpuprobe.model.report import (
     AT_PEAK,

@@ -23,10 +23,10 @@ from dataclasses import dataclass, field
 
 from gpuprobe.analysis.peak.peaks import PeakSite
 from gpuprobe.analysis.trace.categories import Marks, Runs
-from gpuprobe.analysis.trace.frames import UserFrame, is_user_frame
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.model.run.session import Step
 from gpuprobe.model.trace import Frame, MemoryTrace, StackTable
+from gpuprobe.user_frames import UserFrame, is_user_frame
 
 FIRST, LATER, AFTER = "first", "later", "after the last"
 """The kinds of step. The first allocates the optimizer's state; what follows the last full step (an
@@ -129,7 +129,7 @@ def _highest(parts: Iterable[TracePart]) -> TracePoint | None:
 
 
 def _device_traces(site: PeakSite, step: Step) -> Iterator[MemoryTrace]:
-    return (trace for trace in site.rank.traces_of(step) if trace.device == site.device)
+    return (trace for trace in site.rank.traces.of(step) if trace.device == site.device)
 
 
 def traced(site: PeakSite, *, is_user: UserFrame = is_user_frame) -> Traced:

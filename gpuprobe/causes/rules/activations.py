@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from gpuprobe.analysis.trace.frames import is_user_frame
 from gpuprobe.causes.answer import Answer
 from gpuprobe.causes.live_memory import Excess, LiveMemory
 from gpuprobe.model.place import NoPlace
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import Made
+from gpuprobe.user_frames import Owner, owner_of
 
 _TWICE: Final = 1.9
 """A product of two tensors that are as large as it reads this much of its size, at least."""
@@ -74,16 +74,12 @@ def _remedy(names: set[str], *, of_library: bool) -> tuple[str, str]:
 
 
 def _in_library(live: LiveMemory, row: int) -> bool:
-    """Whether code that is neither the program's nor torch's called the operator."""
-    for frame in live.frames(row):
-        if is_user_frame(frame):
-            return False
-        if not any(part in frame.filename.replace("\\", "/") for part in _OF_TORCH):
-            return True
-    return False
+    """Whether a library, and not the program, called the operator."""
+    owners = (owner_of(frame.filename) for frame in live.frames(row))
+    return next((one for one in owners if one in _CALLERS), None) is Owner.LIBRARY
 
 
-_OF_TORCH: Final = ("/torch/", "<")
+_CALLERS: Final = (Owner.USER, Owner.LIBRARY)
 
 
 def _functions(live: LiveMemory) -> Mapping[int, list[int]]:

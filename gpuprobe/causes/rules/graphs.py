@@ -7,6 +7,7 @@ from gpuprobe.causes.groups import HeldGroup
 from gpuprobe.causes.wording import kept_in
 from gpuprobe.model.run.holders import Holder, HolderRoot, Kept
 from gpuprobe.model.text import human_bytes
+from gpuprobe.user_frames import Owner, owner_of
 
 
 def diagnose(group: HeldGroup) -> Answer | None:
@@ -65,7 +66,7 @@ def _is_of_this_call(group: HeldGroup, holder: Holder) -> bool:
     """Whether only a call in progress holds it: a variable of a library's function is the tensor
     whose graph has it, and all was made in this step.
     """
-    library = "site-packages" in holder.file.replace("\\", "/")
+    library = owner_of(holder.file) in (Owner.LIBRARY, Owner.TORCH)
     steps = [step for step in holder.path if step.label not in (".grad_fn", ".grad")]
     own = holder.root is HolderRoot.LOCAL and len(steps) == 1 and holder.container is None
     return library and own and not any(block.earlier for block in group.blocks)

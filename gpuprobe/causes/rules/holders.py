@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from gpuprobe.analysis.trace.frames import is_user_frame
 from gpuprobe.causes.answer import Answer, EditKind
 from gpuprobe.causes.groups import HeldGroup
 from gpuprobe.causes.wording import kept_in
 from gpuprobe.model.run.holders import Holder, HolderRoot, Kept
 from gpuprobe.model.text import human_bytes
-from gpuprobe.model.trace import Frame
+from gpuprobe.user_frames import is_user_file
 
 
 def diagnose(group: HeldGroup) -> Answer | None:
@@ -18,7 +17,7 @@ def diagnose(group: HeldGroup) -> Answer | None:
         return None
     if holder.kept is Kept.GRAD:
         return None  # gradients live from the backward pass to zero_grad
-    if holder.root is HolderRoot.LOCAL and not is_user_frame(Frame(holder.file, 1, "")):
+    if holder.root is HolderRoot.LOCAL and not is_user_file(holder.file):
         return None  # an argument of a library's call in progress
     used = "never used" if group.never_used else "not used again"
     size, main = human_bytes(group.bytes), group.main

@@ -44,10 +44,11 @@ def run(args: argparse.Namespace) -> int:
     if args.recording is None:
         return _runs(args)
     if args.once or args.json or not can_show():
-        from gpuprobe.api.recordings import load, summary
+        from gpuprobe.api.recordings import load
         from gpuprobe.api.render import render
+        from gpuprobe.api.summary import summarize
 
-        report = summary(load(args.recording), whole=not args.json)
+        report = summarize(load(args.recording), whole=not args.json)
         render(report, format_of(args), sys.stdout, cwd=report.session.cwd, top=10)
         return exit_codes.OK
 

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from gpuprobe.code_origin import PACKAGE, folder_of
 from gpuprobe.hazard_watch.device import HOST
 from gpuprobe.hazard_watch.order.source import OrderSource
 from gpuprobe.hazards.events import (
@@ -40,6 +39,7 @@ from gpuprobe.hazards.events import (
 from gpuprobe.hazards.footprint import Footprint, of_tensor
 from gpuprobe.patching import Patches
 from gpuprobe.torch_support.tensors import tensors_in
+from gpuprobe.user_frames import PACKAGE, folder_of, outside
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Work
@@ -178,10 +178,7 @@ class Collectives:
         """Whether the current operator belongs to a handle, which finishes its collective in a wait
         (``ProcessGroupGloo.cpp`` copies the part of a reduce-scatter).
         """
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
-            frame = frame.f_back
-        return frame is self.waiting
+        return outside(sys._getframe(1), _BETWEEN) is self.waiting
 
     def _waited(self, work: Work) -> None:
         source = self._source
@@ -271,15 +268,8 @@ class Collectives:
         """Whether a function of ``torch.distributed`` started it, which returns its handle to the
         program, and not C++ code of torch (DDP's reducer), which waits for it itself.
         """
-        frame: FrameType | None = sys._getframe(2)
-        while frame is not None:
-            name = frame.f_code.co_filename
-            if name == _DISTRIBUTED:
-                return True
-            if not name.startswith(_BETWEEN):
-                return False
-            frame = frame.f_back
-        return False
+        frame = outside(sys._getframe(2), _BETWEEN)
+        return frame is not None and frame.f_code.co_filename == _DISTRIBUTED
 
 
 def _handle(result: Any) -> Work:

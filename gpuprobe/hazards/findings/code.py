@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
+from gpuprobe.hazards.findings.results import Proof
 from gpuprobe.model.findings import Finding, Insertion
 from gpuprobe.model.patches import file_diff
 
@@ -290,7 +291,7 @@ def patch_of(findings: Iterable[Finding], folder: Path) -> Patch:
             for line in range(one.line, one.line + one.replaces)
         }
         conflict = any(replaced.get(key, one) != one for key, one in lines.items())
-        if not changes or conflict or dict(finding.evidence).get("fix verified") == "no":
+        if not changes or conflict or Proof.of(finding) is Proof.FAILS:
             left_out += 1
             continue
         replaced.update(lines)

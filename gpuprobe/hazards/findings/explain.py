@@ -1,21 +1,38 @@
-"""From a race to a finding: both places, why the nearest wait did not help, the smallest fix."""
+"""From a race to a finding: both places, why the nearest wait did not help, the smallest fix.
+
+A repair is verified if the log no longer has the race once it does exactly what the code does, at
+the position that the code shows. Of several repairs, the first verified one is chosen.
+"""
 
 from __future__ import annotations
 
 import linecache
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from gpuprobe.hazards import rules
 from gpuprobe.hazards.accesses import Access, Race, Sync
 from gpuprobe.hazards.engine import Engine
 from gpuprobe.hazards.events import HOST
-from gpuprobe.hazards.findings.fixes import Proposal, propose, stream_name
 from gpuprobe.hazards.findings.known import fingerprint
-from gpuprobe.hazards.findings.repairs import DeviceWait, PlaceOf
-from gpuprobe.model.findings import Finding
+from gpuprobe.hazards.findings.repairs import (
+    ONLY_REPAIR,
+    AwaitHandle,
+    DeviceWait,
+    HostWaits,
+    HostWaitsForEvent,
+    LocatedRace,
+    PlaceOf,
+    RecordTensor,
+    Repair,
+    Wait,
+    WaitForEvent,
+)
+from gpuprobe.hazards.findings.results import PROOF, Proof
+from gpuprobe.hazards.findings.splitting import split
+from gpuprobe.model.findings import Finding, Fix
 from gpuprobe.model.place import Place
 
 _MOST: Final = 24
@@ -60,7 +77,7 @@ def _fixed_together(
     fixed = {id(race): {id(race)} for race in races}
     for race in races if 1 < len(races) <= _MOST else ():
         repair, _, proof = proposals[id(race)]
-        if proof and repair.shared:
+        if proof is Proof.REMOVES and repair.shared:
             gone = engine.fixed_races(repair.log_everywhere, races)
             if any(one is race for one in gone):
                 fixed[id(race)] = {id(one) for one in gone}
@@ -101,9 +118,9 @@ def finding(engine: Engine, race: Race, place: PlaceOf, *, verify: bool = True) 
 
 
 _PROOFS: Final = {
-    True: "yes: with it the same run has no such race",
-    False: "no",
-    None: "not checked: the run is too long to replay",
+    Proof.REMOVES: f"{Proof.REMOVES.value}: with it the same run has no such race",
+    Proof.FAILS: Proof.FAILS.value,
+    Proof.UNCHECKED: f"{Proof.UNCHECKED.value}: the run is too long to replay",
 }
 
 
@@ -123,7 +140,7 @@ class _Report:
         evidence = [
             ("first", f"{_what(first)} on {self.stream(first.actor)}{_at(there)}"),
             ("second", f"{_what(second)} on {self.stream(second.actor)}{_at(here)}"),
-            ("fix verified", _PROOFS[proposal.proof]),
+            (PROOF, _PROOFS[proposal.proof]),
         ]
         for other in others:
             places = (self.place(other.first.site), self.place(other.second.site))
@@ -306,3 +323,102 @@ def _near(place: Place | None, other: Place | None) -> str:
 
 def _line(place: Place | None) -> str:
     return "an unknown line" if place is None else f"line {place.line}"
+
+
+# -- the fix of a race
+
+
+class Proposal(NamedTuple):
+    """A repair as a fix for readers. ``proof`` is unchecked if the log does not reach that far."""
+
+    repair: Repair
+    fix: Fix
+    proof: Proof
+
+
+def nowhere(site: Any) -> Place | None:
+    """Resolve a site of a run without a program: to None."""
+    return None
+
+
+def propose(
+    engine: Engine, race: Race, place: PlaceOf = nowhere, *, verify: bool = True
+) -> Proposal:
+    """The fix of a race. ``verify`` replays the repaired log."""
+    located = LocatedRace.locate(engine, race, place)
+    repairs = [*_in_source(located), _in_words(located)]
+    for repair in repairs:
+        proof = _PROOF_OF[engine.is_fixed(race, repair.log) if verify else None]
+        if proof is not Proof.FAILS:
+            return Proposal(repair, repair.fix(), proof)
+    return Proposal(repairs[0], repairs[0].fix(), Proof.FAILS)
+
+
+_PROOF_OF: Final = {True: Proof.REMOVES, False: Proof.FAILS, None: Proof.UNCHECKED}
+
+
+def _in_source(located: LocatedRace) -> Iterator[Repair]:
+    """Repairs of the program's source, the best first."""
+    race = located.race
+    if only := ONLY_REPAIR.get(race.rule.id):
+        yield from only.in_source(located)
+    elif located.in_one_statement:
+        yield from split(located)  # no line can go between the two
+    else:
+        if located.first_is_collective and not located.is_use_after_free:
+            yield from AwaitHandle.in_source(located)
+        if located.is_unrecorded:
+            yield from RecordTensor.in_source(located)
+        yield from _waits(located)
+        yield from DeviceWait.in_source(located)
+
+
+def _waits(located: LocatedRace) -> Iterator[Repair]:
+    """Waits for the first access's stream; none for a collective's, which the program can neither
+    name nor record events on.
+    """
+    race = located.race
+    if located.first_is_collective:
+        return
+    if race.second.actor == HOST:
+        yield from HostWaitsForEvent.in_source(located)
+        yield from HostWaits.in_source(located)
+    elif race.first.actor != HOST:
+        if race.later:
+            yield from WaitForEvent.in_source(located)
+        yield from Wait.in_source(located)
+        yield from WaitForEvent.in_source(located)
+
+
+def _in_words(located: LocatedRace) -> Repair:
+    """The repair of a race whose source is unknown."""
+    race = located.race
+    kind: type[Repair] = Wait
+    if only := ONLY_REPAIR.get(race.rule.id):
+        kind = only
+    elif located.first_is_collective:
+        kind = AwaitHandle
+    elif located.is_unrecorded:
+        kind = RecordTensor
+    elif race.second.actor == HOST:
+        kind = HostWaitsForEvent
+    elif race.first.actor == HOST:
+        kind = DeviceWait
+    return kind.in_words(located)
+
+
+def stream_name(engine: Engine, actor: int) -> str:
+    """``the host``, ``the default stream``, or ``stream 3``, with the device if not the first."""
+    if actor == HOST:
+        return "the host"
+    device, number = engine.names[actor]
+    if device < -1:
+        return "another process"
+    if device < 0:
+        return "a thread of collectives"
+    if number < 0:
+        name = "a stream of collectives"
+    else:
+        shown = engine.labels.get((device, number), number)
+        name = "the default stream" if number == 0 else f"stream {shown}"
+    return name if device == 0 else f"{name} of cuda:{device}"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Final
 
 from gpuprobe.hazards.findings.known import Comparison
 from gpuprobe.hazards.rules import LATENT
@@ -19,6 +21,26 @@ def ending(error: BaseException | None, code: int = 1) -> str:
         return f"exit code {code}"
     first, _, _ = str(error).partition("\n")
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+class Proof(Enum):
+    """Whether a fix removes its race, by a replay of the repaired run. The values are the evidence
+    of a finding, or its begin.
+    """
+
+    REMOVES = "yes"
+    FAILS = "no"
+    UNCHECKED = "not checked"
+
+    @staticmethod
+    def of(finding: Finding) -> Proof | None:
+        """The proof in a finding's evidence; None if it has none."""
+        text = dict(finding.evidence).get(PROOF, "")
+        return next((one for one in Proof if text.partition(":")[0] == one.value), None)
+
+
+PROOF: Final = "fix verified"
+"""The name of the evidence."""
 
 
 @dataclass(frozen=True, slots=True)

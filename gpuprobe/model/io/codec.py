@@ -6,7 +6,7 @@ The rules, so that a file can be read without this package:
 * an enum is its value; a tuple is an array; a dict with enum keys has their values as keys;
 * `Unavailable` is ``{"unavailable": reason, "status": status}``;
 * a float that is not finite is ``{"float": "inf"}``: JSON has no notation for it;
-* a finding has every key, as in all other documents (`findings.to_document`);
+* a finding has every key, as in all documents;
 * a whole number has at most 64 bits, a count of bytes 60, other numbers what their field's
   `gpuprobe.model.values.Bounds` allow;
 * a reader ignores keys it does not know (a newer minor version only adds keys).
@@ -22,10 +22,11 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from gpuprobe.errors import DataError, GpuprobeError
-from gpuprobe.model.findings import Finding, to_document
+from gpuprobe.model.findings import Finding
+from gpuprobe.model.io.encoder import COMMON, REQUIRED, Encoder, fields_of
 from gpuprobe.model.values import (
     MOST_BYTES,
     AtMost,
@@ -41,101 +42,19 @@ from gpuprobe.model.values import (
 T = TypeVar("T")
 
 
-def to_plain(value: object) -> Any:
-    """Turn a model value into what ``json.dumps`` takes.
-
-    Raises TypeError for a value that is not part of the model.
-    """
-    kind = value.__class__
-    encode = _ENCODERS.get(kind)
-    if encode is None:
-        encode = _ENCODERS[kind] = _encoder(kind)
-    return encode(value)
-
-
-_REQUIRED: object = object()
-
-
 def _encode_float(value: float) -> object:
     """A float as JSON, which has no notation for infinity and NaN: ``{"float": "inf"}``."""
     return value if math.isfinite(value) else {"float": repr(value)}
 
 
-# type -> how it is encoded. Filled on first use; a step has some fifty objects of ten classes
-# and is written while the program waits.
-_ENCODERS: dict[type, Callable[[Any], object]] = {
-    bool: lambda value: value,
-    int: lambda value: value,
-    str: lambda value: value,
-    type(None): lambda value: value,
-    float: _encode_float,
-    Unavailable: lambda value: {"unavailable": value.reason, "status": value.status.value},
-    Finding: to_document,
-    dict: lambda value: {str(to_plain(key)): to_plain(item) for key, item in value.items()},
-    list: lambda value: [to_plain(item) for item in value],
-    # Columns of numbers are the longest ones.
-    tuple: lambda value: [item if item.__class__ is int else to_plain(item) for item in value],
-}
-
-
-def _encoder(kind: type) -> Callable[[Any], object]:
-    if issubclass(kind, Enum):
-        return lambda value: value.value
-    if dataclasses.is_dataclass(kind):
-        return _dataclass_encoder(kind)
-    for base in (bool, int, float, str, tuple, list, dict):
-        if issubclass(kind, base):  # a subclass, such as a named tuple
-            return lambda value: _ENCODERS[base](base(value))
-    raise TypeError(f"not a model value: {kind.__qualname__}")
-
-
-def _dataclass_encoder(cls: type) -> Callable[[object], object]:
-    fields = _fields(cls)
-    names = [name for name, _ in fields]
-    defaults = [default for _, default in fields]
-    if len(names) < 2:  # attrgetter of one name returns no tuple
-        get: Callable[[object], tuple[object, ...]] = lambda value: tuple(  # noqa: E731
-            getattr(value, name) for name in names
-        )
-    else:
-        get = operator.attrgetter(*names)
-    encoders = _ENCODERS
-
-    def encode(value: object) -> dict[str, object]:
-        plain: dict[str, object] = {}
-        for name, default, item in zip(names, defaults, get(value), strict=True):
-            if item is default:
-                continue
-            kind = item.__class__
-            # Values of another class than the default's are never equal to it, and most
-            # optional fields hold a number where the default is Unavailable.
-            if kind is default.__class__ and item == default:
-                continue
-            if kind is int or kind is str:
-                plain[name] = item
-            else:
-                encode_item = encoders.get(kind)
-                plain[name] = to_plain(item) if encode_item is None else encode_item(item)
-        return plain
-
-    return encode
-
-
-@functools.cache
-def _fields(cls: type) -> tuple[tuple[str, object], ...]:
-    """(name, default) of every init field; `_REQUIRED` for a field without a default."""
-    found = []
-    for f in dataclasses.fields(cls):
-        if not f.init:
-            continue
-        if f.default is not dataclasses.MISSING:
-            default = f.default
-        elif f.default_factory is not dataclasses.MISSING:
-            default = f.default_factory()
-        else:
-            default = _REQUIRED
-        found.append((f.name, default))
-    return tuple(found)
+finding_to_plain: Final = Encoder(COMMON).plain
+"""A finding with every key, as in all documents."""
+to_plain: Final = Encoder(
+    {**COMMON, float: _encode_float, Finding: finding_to_plain}, sparse=True
+).plain
+"""Turn a model value into what ``json.dumps`` takes. Raises TypeError for a value that is not part
+of the model.
+"""
 
 
 # -- and back
@@ -483,12 +402,12 @@ def _dataclass_decoder(cls: Any, hint: object) -> Callable[[object], object]:
     hints = typing.get_type_hints(cls, include_extras=True)
     parameters = getattr(cls, "__parameters__", ())
     bound = dict(zip(parameters, typing.get_args(hint), strict=False))
-    required = [name for name, default in _fields(cls) if default is _REQUIRED]
+    required = [name for name, default in fields_of(cls) if default is REQUIRED]
     decoders: dict[str, Callable[[object], object]] = {}
 
     def decode(plain: object) -> object:
         if not decoders:  # on first use, so that recursive types work
-            for name, _ in _fields(cls):
+            for name, _ in fields_of(cls):
                 field_hint = hints[name]
                 if parameters:
                     field_hint = substituted(field_hint, bound)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Annotated, overload
-from weakref import WeakValueDictionary
+from typing import Annotated, Protocol, overload
 
-from gpuprobe.errors import DataError
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.record import record
-from gpuprobe.model.run.columns import StepColumns, columns_of, traced_steps
+from gpuprobe.model.run.columns import StepColumns, columns_of
 from gpuprobe.model.run.session import (
     BlindSpot,
     Environment,
@@ -177,6 +175,40 @@ History:
 """
 
 
+class TraceReader(Protocol):
+    """The traces of one rank, one for each step and device, in the order of their steps."""
+
+    unreadable: dict[int, str]
+    """By step, why its traces could not be read."""
+
+    def __iter__(self) -> Iterator[MemoryTrace]: ...
+
+    def of(self, step: Step) -> Iterator[MemoryTrace]:
+        """The traces of one step. Raises DataError where one is missing or damaged."""
+
+    def steps(self, steps: Sequence[Step]) -> list[Step]:
+        """Those that may have traces."""
+
+
+class LoadedTraces:
+    """Traces in memory, as of a snapshot: ``read`` returns all."""
+
+    def __init__(self, read: Callable[[], Iterable[MemoryTrace]]) -> None:
+        self._read = read
+        self.unreadable: dict[int, str] = {}
+
+    def __iter__(self) -> Iterator[MemoryTrace]:
+        return iter(self._read())
+
+    def of(self, step: Step) -> Iterator[MemoryTrace]:
+        """Those with the step's index."""
+        return (trace for trace in self._read() if trace.step == step.index)
+
+    def steps(self, steps: Sequence[Step]) -> list[Step]:
+        """All: which of them have traces is known by reading these."""
+        return list(steps)
+
+
 @dataclass(slots=True)
 class RankRecording:
     """What one process (one rank) recorded.
@@ -184,8 +216,7 @@ class RankRecording:
     The ``steps`` of a large recording are decoded when they are used (`columns` has the figures
     of all). ``gap`` is what could not be written, ``damaged`` the number of lines that are not
     records; ``end`` is None as long as the process runs, or if it wrote none. ``traces`` are
-    loaded on demand: `load_traces` yields one `MemoryTrace` per chunk (per step and device),
-    and `traces_of` only those of one step.
+    read when they are used.
     """
 
     session: Session
@@ -196,17 +227,11 @@ class RankRecording:
     gap: Gap | None = None
     damaged: int = 0
     end: SessionEnd | None = None
-    load_traces: Callable[[], Iterator[MemoryTrace]] = field(default=lambda: iter(()))
+    traces: TraceReader = field(default_factory=lambda: LoadedTraces(tuple), compare=False)
     held: Mapping[str, Sequence[HeldRows]] = field(default_factory=dict)
     """What held memory that later steps did not use, by the name of the trace."""
     truncated: bool = False  # the last line has no end: the writer is writing, or did not finish
-    load_trace: Callable[[str], MemoryTrace] | None = None  # one chunk by its name
-    unreadable: dict[int, str] = field(default_factory=dict, compare=False, repr=False)
-    """By step, why `traces_of` could not read a trace."""
     _columns: StepColumns | None = field(default=None, init=False, repr=False, compare=False)
-    _in_use: WeakValueDictionary[str, MemoryTrace] = field(
-        default_factory=WeakValueDictionary, init=False, repr=False, compare=False
-    )
 
     @property
     def columns(self) -> StepColumns:
@@ -219,28 +244,7 @@ class RankRecording:
 
     def traced_steps(self) -> list[Step]:
         """The steps that may have traces; of a large recording no others are decoded."""
-        if self.load_trace is None:  # the traces are found by the index of their step
-            return list(self.steps)
-        return traced_steps(self.steps)
-
-    def traces_of(self, step: Step) -> Iterator[MemoryTrace]:
-        """The traces of one step, one per device, read now; one that somebody still holds is
-        not read again.
-
-        Raises DataError where a chunk is missing or damaged.
-        """
-        if self.load_trace is not None:
-            for name in step.traces:
-                trace = self._in_use.get(name)
-                if trace is None:
-                    try:
-                        trace = self._in_use[name] = self.load_trace(name)
-                    except DataError as error:
-                        self.unreadable[step.index] = str(error)
-                        raise
-                yield trace
-        else:
-            yield from (trace for trace in self.load_traces() if trace.step == step.index)
+        return self.traces.steps(self.steps)
 
 
 @dataclass(slots=True)

@@ -8,13 +8,12 @@ from typing import Any, Final, Protocol
 
 import torch
 
-from gpuprobe.code_origin import PACKAGE
 from gpuprobe.native.jobs import host, traffic
 from gpuprobe.native.jobs.objects import OF_OBJECTS, OF_TENSORS, Objects, PeerRanks
 from gpuprobe.native.jobs.pretended_job import Checkpoints, Reductions
 from gpuprobe.native.jobs.store import LoneStore
 from gpuprobe.patching import Patches
-from gpuprobe.torch_support.callers import place_of, program_line
+from gpuprobe.torch_support.callers import place_now
 from gpuprobe.torch_support.traffic import Traffic
 
 _RANKS_AT: Final = 2
@@ -44,9 +43,7 @@ def place_in_job() -> tuple[str, int]:
     """Where the program is, as ``file:line``, and the rank of this process; -1 outside a job."""
     import torch.distributed as dist
 
-    file, line = program_line()
-    place = "the backward pass" if file.startswith(PACKAGE) or not file else place_of(file, line)
-    return place, dist.get_rank() if dist.is_available() and dist.is_initialized() else -1
+    return place_now(), dist.get_rank() if dist.is_available() and dist.is_initialized() else -1
 
 
 def without_splits(patches: Patches) -> None:

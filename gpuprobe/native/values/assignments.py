@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from gpuprobe.patching import Patches, when_imported
-from gpuprobe.torch_support.callers import place_of, program_line
+from gpuprobe.torch_support.callers import place_now
 
 _MODULE: Final = "scipy.optimize"
 _NAME: Final = "linear_sum_assignment"
@@ -36,7 +36,7 @@ def _replace(patches: Patches, unknown: Callable[[], bool], assume: Callable[[st
             missing = numpy.isnan(costs)
             if missing.any():
                 assume(
-                    f"{place_of(*program_line())}: of unknown costs, the assignment of least cost "
+                    f"{place_now()}: of unknown costs, the assignment of least cost "
                     "is any assignment"
                 )
                 costs = numpy.where(missing, 0, costs)

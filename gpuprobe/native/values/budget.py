@@ -18,7 +18,7 @@ from gpuprobe.native.process import Runtime
 from gpuprobe.native.values.attention import KEYED
 from gpuprobe.native.values.counts import COUNTS
 from gpuprobe.native.values.plans import OperatorPlan
-from gpuprobe.torch_support.callers import place_of, program_line
+from gpuprobe.torch_support.callers import place_now
 from gpuprobe.torch_support.tensors import tensors_in
 
 MEMORY: Final = 16 << 30
@@ -92,7 +92,7 @@ def ensure_on_host(nbytes: int) -> None:
         return
     raise ProgramFailed(
         "this machine does not have enough memory for a tensor that the program creates on the "
-        f"CPU at {place_of(*program_line())}: it needs another {human_bytes(nbytes)}, and "
+        f"CPU at {place_now()}: it needs another {human_bytes(nbytes)}, and "
         f"{human_bytes(max(0, available))} are available",
         hint='create it on the GPU, where it takes none: with torch.device("cuda"): model = '
         'Model(); or with torch.device("meta"), then model.to_empty(device="cuda")',

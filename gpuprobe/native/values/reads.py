@@ -23,13 +23,23 @@ from typing import Any, Final
 
 import torch
 
-from gpuprobe.code_origin import PACKAGE, is_standard_library
 from gpuprobe.errors import UnknownValue, ValueNeeded
 from gpuprobe.model.plans.assumptions import Assumptions
 from gpuprobe.native.values.conditions import branches, passing
 from gpuprobe.native.values.conditions.undecided import MOST, side_of
 from gpuprobe.native.values.unknown import PLACEHOLDER, UnknownFloat, UnknownInt
-from gpuprobe.torch_support.callers import TORCH, installed, place_of, program_line
+from gpuprobe.torch_support.callers import line_now, program_line
+from gpuprobe.torch_support.compiled_code import TORCH
+from gpuprobe.user_frames import (
+    PACKAGE,
+    USERS,
+    Owner,
+    file_and_line,
+    innermost,
+    is_user_file,
+    outside,
+    owner_of,
+)
 
 COUNT: Final = "how many elements"
 FINITE: Final = "numbers that were not computed are finite"
@@ -39,6 +49,7 @@ _HARMLESS: Final = (
     ("optim/_adafactor.py", "norms that Adafactor reads are unknown", PLACEHOLDER),
 )
 _DEPTH: Final = 8
+_INSTALLED: Final = frozenset((Owner.LIBRARY, Owner.TORCH))
 _PLUMBING: Final = (PACKAGE, f"{TORCH}_ops.py", f"{TORCH}utils/_python_dispatch.py")
 
 
@@ -109,7 +120,7 @@ class Reads:
         frame = _program_frame()
         verdict = self._verdict(frame)
         if verdict is not None and (self.reported or _safe(verdict)):
-            decides = place_of(verdict.file, verdict.line)
+            decides = file_and_line(verdict.file, verdict.line)
             if verdict.bound:
                 self.bounded = self.bounded or decides
             self.notes[f"{decides}: {verdict.why}"] = None
@@ -125,7 +136,7 @@ class Reads:
         side = side_of(frame)
         place = _where()[2]
         if frame is not None and side.line:
-            place = place_of(frame.f_code.co_filename, side.line)
+            place = file_and_line(frame.f_code.co_filename, side.line)
         self.decided = self.decided or place
         what = f"`{side.text}`" if side.text else need
         often = f", up to {MOST} times in a row" if side.limited else ""
@@ -222,7 +233,7 @@ class Reads:
         file, line, place = _where()
         hint = "compute the values (--compute real, compute='real')"
         if file:
-            hint += f", or give this one: --assume {place_of(file, line)}=VALUE"
+            hint += f", or give this one: --assume {file_and_line(file, line)}=VALUE"
         error = ValueNeeded(
             f"{place}: the program needs {what}, which was not computed", hint=hint, place=place
         )
@@ -271,47 +282,33 @@ def _safe(verdict: branches.Verdict) -> bool:
     no assertion of a test.
     """
     return not verdict.bound and (
-        installed(verdict.file) or verdict.why.startswith(branches.FINITE)
+        owner_of(verdict.file) in _INSTALLED or verdict.why.startswith(branches.FINITE)
     )
 
 
 def _program_frame() -> FrameType | None:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and _passed_by(frame):
-        frame = frame.f_back
-    return frame
+    return outside(sys._getframe(1), _PLUMBING)
 
 
 def _where() -> tuple[str, int, str]:
     """File and line of the program, and a text of both. A thread of the backward pass has none:
     ``""`` and 0.
     """
-    file, line = program_line()
-    if file.startswith(PACKAGE):
+    current = program_line()
+    if current is None:
         return "", 0, "the backward pass"
-    return file, line, place_of(file, line) + _caller(file)
+    return *current, file_and_line(*current) + _caller(current[0])
 
 
 def _caller(file: str) -> str:
     """The line of the program that called a library's, as text."""
-    if not _of_library(file):
-        return ""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith((PACKAGE, "<")) and not _of_library(name):
-            return f" (called at {place_of(name, frame.f_lineno or 0)})"
-        frame = frame.f_back
-    return ""
-
-
-def _of_library(file: str) -> bool:
-    return installed(file) or is_standard_library(file)
+    frame = None if is_user_file(file) else innermost(sys._getframe(1), USERS)
+    return "" if frame is None else f" (called at {file_and_line(*line_now(frame))})"
 
 
 def _of_numpy(frame: FrameType) -> bool:
     file = frame.f_code.co_filename
-    return installed(file) and f"{os.sep}numpy{os.sep}" in file
+    return owner_of(file) is Owner.LIBRARY and f"{os.sep}numpy{os.sep}" in file
 
 
 def _passed_by(frame: FrameType) -> bool:

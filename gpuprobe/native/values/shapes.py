@@ -18,7 +18,6 @@ from typing import Any, Final
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from gpuprobe.code_origin import PACKAGE
 from gpuprobe.errors import NotModelled
 from gpuprobe.model.text import human_bytes
 from gpuprobe.native.process import ExchangedCollectives
@@ -45,7 +44,7 @@ from gpuprobe.native.values.reads import COUNT, Reads
 from gpuprobe.native.values.shared import SharedStorages
 from gpuprobe.native.values.skipping import BETWEEN, COPYING, INSIDE, Skipping
 from gpuprobe.native.values.unknown import PLACEHOLDER
-from gpuprobe.torch_support.callers import place_of, program_line
+from gpuprobe.torch_support.callers import place_now
 
 LIMIT: Final = 1 << 20
 """Bytes of a storage of floating point up to which it is computed."""
@@ -370,11 +369,8 @@ class ComputingShapes(Computing):
     def _stop(self, why: str) -> None:
         self.everything = False
         self.knowledge.limit = LIMIT
-        file, line = program_line()
-        # The autograd engine's threads have no frame of the program.
-        where = "a backward pass" if file.startswith(PACKAGE) else place_of(file, line)
         self.ended = (
-            f"all values were computed up to {where}, where they took {why}; "
+            f"all values were computed up to {place_now()}, where they took {why}; "
             "from there on, those of whole numbers, masks and tensors of up to 1 MiB"
         )
 

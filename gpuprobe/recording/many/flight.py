@@ -19,7 +19,6 @@ from math import prod
 from pathlib import Path
 from typing import Annotated, Final, NamedTuple
 
-from gpuprobe.analysis.trace.frames import is_user_frame
 from gpuprobe.errors import DataError, InternalError, NotARecording, SnapshotError, UsageError
 from gpuprobe.model.io.codec import from_plain
 from gpuprobe.model.io.files import open_regular, stored_bytes
@@ -32,6 +31,7 @@ from gpuprobe.model.values import Bounds, Bytes, Count, LineNumber, Unavailable
 from gpuprobe.recording.snapshot.child import command_of
 from gpuprobe.recording.snapshot.limits import limit_process
 from gpuprobe.recording.snapshot.pickles import load_plain
+from gpuprobe.user_frames import is_user_frame
 
 HINT: Final = "a directory with a dump of each rank: see TORCH_NCCL_DUMP_ON_TIMEOUT"
 

@@ -27,8 +27,8 @@ from gpuprobe.model.trace import (
     StackTable,
 )
 from gpuprobe.recording.snapshot.child import start
-from gpuprobe.recording.snapshot.decode import Decoded, add_baseline
 from gpuprobe.recording.snapshot.worker import MAGIC, RECORD, decode_stream
+from gpuprobe.torch_support.snapshots import Decoded, add_baseline
 
 _INDICES = frozenset(("action", "stack", "module", "phase", "pool"))
 

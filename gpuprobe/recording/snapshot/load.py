@@ -1,27 +1,25 @@
 """Torch memory snapshots as recordings.
 
-`read_snapshot` is for files, which may come from anywhere; `trace_from_snapshot` for the
-dictionary that ``torch.cuda.memory._snapshot()`` has just returned in this process.
+The files may come from anywhere. What ``torch.cuda.memory._snapshot()`` returns in this process is
+decoded by `gpuprobe.torch_support.snapshots.trace_of`.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 from gpuprobe._version import __version__
 from gpuprobe.errors import NotARecording, SnapshotError
-from gpuprobe.model.io.files import gc_paused, open_regular, stored_bytes
-from gpuprobe.model.run.recording import SCHEMA_VERSION, RankRecording, Recording
+from gpuprobe.model.io.files import open_regular, stored_bytes
+from gpuprobe.model.run.recording import SCHEMA_VERSION, LoadedTraces, RankRecording, Recording
 from gpuprobe.model.run.session import BlindSpot, Environment, Session
-from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import ReadStatus, Unavailable
 from gpuprobe.recording.snapshot.answer import answer_of, read_in_child
 from gpuprobe.recording.snapshot.child import PendingRead
-from gpuprobe.recording.snapshot.decode import Decoded, decode
-from gpuprobe.recording.snapshot.irregularities import CONSEQUENCES
+from gpuprobe.torch_support.irregularities import CONSEQUENCES
+from gpuprobe.torch_support.snapshots import Decoded
 
 _NOT_IN_SNAPSHOT = Unavailable("not in a torch snapshot", ReadStatus.UNSUPPORTED)
 
@@ -52,15 +50,6 @@ def read_snapshot(path: str | os.PathLike[str], pending: PendingRead | None = No
     return _recording(str(path), decoded)
 
 
-def trace_from_snapshot(snapshot: dict[str, object], device: int) -> MemoryTrace:
-    """The trace of one CUDA device (its index) in an in-process snapshot dictionary.
-
-    The dictionary is not changed. Raises SnapshotError where it is not a snapshot.
-    """
-    with gc_paused():
-        return decode(snapshot, only=device).traces[0]
-
-
 def _recording(path: str, decoded: Decoded) -> Recording:
     traces = decoded.traces
     times = [trace.events.time_us for trace in traces if trace.events.time_us]
@@ -88,7 +77,7 @@ def _recording(path: str, decoded: Decoded) -> Recording:
         session=session,
         environment=environment,
         blind_spots=tuple(_blind_spots(decoded)),
-        load_traces=partial(iter, traces),
+        traces=LoadedTraces(lambda: traces),
     )
     return Recording(path, SCHEMA_VERSION, (rank,), kind="snapshot")
 

@@ -40,9 +40,9 @@ from gpuprobe.errors import SnapshotError
 from gpuprobe.model.io.files import gc_paused
 from gpuprobe.model.memory import Segment
 from gpuprobe.model.trace import MemoryTrace
-from gpuprobe.recording.snapshot.decode import Decoded, Keep, decode
 from gpuprobe.recording.snapshot.limits import limit_process
 from gpuprobe.recording.snapshot.pickles import load_plain
+from gpuprobe.torch_support.snapshots import Decoded, Keep, decode
 
 MAGIC = b"GPSNAP1\n"
 RECORD = struct.Struct("<IHHQ")

@@ -23,6 +23,7 @@ from typing import Final, TextIO
 from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.place import Place
 from gpuprobe.model.text import cut, visible
+from gpuprobe.user_frames import is_outside
 
 SERVICES: Final = ("github", "gitlab")
 
@@ -73,7 +74,7 @@ class Places:
     def path(self, file: str) -> str | None:
         """Relative to the checkout, with ``/``; None for a file that is not in it."""
         # "..." replaces folders that a baseline omits: the path is unknown.
-        if not file or file.startswith(("<", ".../", "site-packages/")) or "\0" in file:
+        if not file or file.startswith("<") or is_outside(file) or "\0" in file:
             return None
         whole = os.path.normpath(os.path.join(self.project, file))  # noqa: PTH118 - pure text
         for root in (self.repository, os.path.realpath(self.repository)):

@@ -22,9 +22,9 @@ from gpuprobe._version import __version__
 from gpuprobe.model.findings import Finding, Fix
 from gpuprobe.model.place import Place
 from gpuprobe.model.rules import rule_of
+from gpuprobe.user_frames import package_path
 
 _PACKAGES: Final = "SITE-PACKAGES"
-_PACKAGE: Final = re.compile(r"(^|/)(site|dist)-packages/(?=[^/])")
 
 _SCHEMA: Final = "https://json.schemastore.org/sarif-2.1.0.json"
 
@@ -151,11 +151,10 @@ class _Addresses:
         return found
 
     def artifact(self, file: str) -> dict[str, object]:
-        package = _PACKAGE.search(file.replace("\\", "/"))
-        if package is not None:
+        inside = package_path(file)
+        if inside:
             self.packages = True
-            rest = PurePath(file.replace("\\", "/")[package.end() :])
-            return {"uri": _quoted(rest), "uriBaseId": _PACKAGES}
+            return {"uri": _quoted(PurePath(inside)), "uriBaseId": _PACKAGES}
         path = PurePath(file)
         if self._root and PurePath(self._root).is_absolute():
             whole = PurePath(os.path.normpath(PurePath(self._root) / path))

@@ -10,10 +10,11 @@ from gpuprobe.analysis.baseline import CheckResult, MetricResult, Setting
 from gpuprobe.analysis.baseline.check import ENVIRONMENT, INCOMPLETE, regression
 from gpuprobe.analysis.compare.diff import BY, DiffRow
 from gpuprobe.model.findings import Finding, Fix
+from gpuprobe.model.io.encoder import keys
 from gpuprobe.model.place import Place, parse_place
 from gpuprobe.model.record import record
 from gpuprobe.model.text import amount, amount_delta
-from gpuprobe.reporters.json.documents import Document, keys
+from gpuprobe.reporters.json.documents import Document
 
 T = TypeVar("T")
 

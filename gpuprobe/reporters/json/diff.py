@@ -12,9 +12,10 @@ from dataclasses import replace
 from typing import IO, Annotated, Any, Final
 
 from gpuprobe.analysis.compare.diff import BY, Compared, Diff, DiffRow, PeakDiff
+from gpuprobe.model.io.encoder import keys
 from gpuprobe.model.record import record
 from gpuprobe.model.values import Bytes, Peak, ReadStatus, Size, Unavailable
-from gpuprobe.reporters.json.documents import Document, keys
+from gpuprobe.reporters.json.documents import Document
 
 
 @record(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Final
 
 from gpuprobe.model.findings import Finding
+from gpuprobe.model.io.encoder import FINDING, NotEmpty, keys
 from gpuprobe.model.machine.diagnosis import (
     SCHEMA_VERSION,
     DeviceVerdict,
@@ -14,10 +15,10 @@ from gpuprobe.model.machine.diagnosis import (
 )
 from gpuprobe.model.rules import Rule
 from gpuprobe.model.values import Matches, OneOf, ReadStatus, Unavailable
-from gpuprobe.reporters.json.documents import FINDING, Document, NotEmpty, keys
+from gpuprobe.reporters.json.documents import Document
 
 if TYPE_CHECKING:
-    from gpuprobe.reporters.json.documents import Shapes
+    from gpuprobe.model.io.encoder import Shapes
 
 _DESCRIPTION: Final = (
     "What was found wrong with a machine, or with the ranks of a distributed job. A minor version "

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from gpuprobe.model.io.encoder import InnerObject, keys
 from gpuprobe.model.plans.estimate import Estimate, EstimatedChange
 from gpuprobe.model.plans.gpu_table import GpuTable
 from gpuprobe.model.run.communication import Transfer
-from gpuprobe.reporters.json.documents import Document, InnerObject, keys
+from gpuprobe.reporters.json.documents import Document
 
 
 def _place(row: Transfer) -> str:

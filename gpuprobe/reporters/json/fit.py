@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Final
 
+from gpuprobe.model.io.encoder import InnerObject, keys
 from gpuprobe.model.plans.estimate import Verdict
 from gpuprobe.model.plans.fit import Fit, FitChoice, FitSuggestion
 from gpuprobe.model.record import record
 from gpuprobe.model.values import Bytes
-from gpuprobe.reporters.json.documents import Document, InnerObject, keys
+from gpuprobe.reporters.json.documents import Document
 
 
 @record(frozen=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
+from gpuprobe.model.io.encoder import SPREAD, keys
 from gpuprobe.model.place import Place
 from gpuprobe.model.record import record
 from gpuprobe.model.run.communication import Transfer
 from gpuprobe.model.run.jobs import HangReport, HangSide
-from gpuprobe.reporters.json.documents import SPREAD, Document, keys
+from gpuprobe.reporters.json.documents import Document
 
 
 @record(frozen=True)

@@ -9,10 +9,11 @@ from gpuprobe.hazards.findings.results import Hazards, SyncRow
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.io.codec import from_plain
 from gpuprobe.model.io.document import check_version
+from gpuprobe.model.io.encoder import FINDING, Fingerprint, keys
 from gpuprobe.model.place import Place
 from gpuprobe.model.record import record
 from gpuprobe.model.values import Bounds, Count, OneOf, Rank
-from gpuprobe.reporters.json.documents import FINDING, Document, Fingerprint, keys
+from gpuprobe.reporters.json.documents import Document
 
 KINDS: Final = (
     "read-after-write",

@@ -10,10 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Annotated, Final, Generic, Literal
 
+from gpuprobe.model.io.encoder import keys
 from gpuprobe.model.machine.devices import Device, Inventory
 from gpuprobe.model.record import record
 from gpuprobe.model.values import OneOf, Reading, ReadStatus, T, Unavailable
-from gpuprobe.reporters.json.documents import Document, keys
+from gpuprobe.reporters.json.documents import Document
 
 _Failed = Annotated[
     str, OneOf(tuple(status.value for status in ReadStatus if status is not ReadStatus.OK))

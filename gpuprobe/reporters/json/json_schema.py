@@ -10,11 +10,12 @@ from enum import Enum
 from typing import Any
 
 from gpuprobe.model.io.codec import substituted
+from gpuprobe.model.io.encoder import SPREAD, Each, InnerObject
 from gpuprobe.model.values import Bounds, Bytes, Matches, OneOf
-from gpuprobe.reporters.json.documents import SPREAD, Document, Each, InnerObject
+from gpuprobe.reporters.json.documents import Document
 
 if typing.TYPE_CHECKING:
-    from gpuprobe.reporters.json.documents import Shape, Source
+    from gpuprobe.model.io.encoder import Shape, Source
 
 Schema = dict[str, Any]
 
@@ -84,7 +85,7 @@ class _Types:
     def object(
         self, cls: type, bound: Mapping[Any, Any] | None = None, top: bool = False
     ) -> Schema:
-        shape = self.document.shape_of(cls)
+        shape = self.document.encoder.shape_of(cls)
         assert not callable(shape)
         about = " ".join((cls.__doc__ or "").replace("``", "").replace("`", "").split())
         keyless = not about or about == cls.__name__ or about.startswith(f"{cls.__name__}(")
@@ -160,7 +161,7 @@ class _Types:
         cls = origin or hint
         parameters = getattr(cls, "__parameters__", ())
         bound = dict(zip(parameters, args, strict=False))
-        shape = self.document.shapes.get(cls)
+        shape = self.document.encoder.shapes.get(cls)
         if callable(shape):
             found = substituted(_result(shape), bound)
             arms = typing.get_args(found) or (found,)

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 from gpuprobe.errors import GpuprobeError
+from gpuprobe.model.io.encoder import NotEmpty, keys
 from gpuprobe.model.outcomes import CudaTorchStatus, ProgramRun, WrittenFiles
 from gpuprobe.model.record import record
 from gpuprobe.model.run.totals import Run
 from gpuprobe.model.values import Peak, Unavailable
-from gpuprobe.reporters.json.documents import Document, NotEmpty, keys
+from gpuprobe.reporters.json.documents import Document
 
 
 @record(frozen=True)

@@ -8,9 +8,10 @@ from gpuprobe.allocator.replay import TraceReplay
 from gpuprobe.allocator.results import ReplayResult, TraceResult
 from gpuprobe.allocator.settings import to_conf
 from gpuprobe.allocator.whatif import LIMITS, Range, SettingsAdvice, WhatIfOutcome
+from gpuprobe.model.io.encoder import keys
 from gpuprobe.model.record import record
 from gpuprobe.model.trace import AllocatorSettings
-from gpuprobe.reporters.json.documents import Document, keys
+from gpuprobe.reporters.json.documents import Document
 
 
 @record(frozen=True)

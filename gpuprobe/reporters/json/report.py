@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final
 
 from gpuprobe.model.causes import MemoryCause
 from gpuprobe.model.findings import Finding
+from gpuprobe.model.io.encoder import FINDING, Each, keys
 from gpuprobe.model.memory import AllocatorCounts
 from gpuprobe.model.needs import NeedRow
 from gpuprobe.model.place import NoPlace, Place
@@ -40,7 +41,7 @@ from gpuprobe.model.run.launches import LaunchRow
 from gpuprobe.model.run.recording import StepRow, StepRows
 from gpuprobe.model.run.session import DeviceWindow, Phase, Step
 from gpuprobe.model.values import Peak, Unavailable
-from gpuprobe.reporters.json.documents import FINDING, Document, Each, keys
+from gpuprobe.reporters.json.documents import Document
 from gpuprobe.reporters.sections.report.head import head_of
 
 

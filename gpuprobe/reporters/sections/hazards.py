@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gpuprobe.hazards.findings.known import Comparison
-from gpuprobe.hazards.findings.results import Hazards, SyncRow
+from gpuprobe.hazards.findings.results import PROOF, Hazards, Proof, SyncRow
 from gpuprobe.hazards.rules import SELF_WAIT
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.place import Place
@@ -106,7 +106,7 @@ def finding_section(finding: Finding, full: bool = True, known: bool = False) ->
     parts: list[Part] = [Line(finding.message)]
     for one in places:
         parts += [Line(str(one), place=True), SourceExcerpt(one)] if full else [SourceExcerpt(one)]
-    verified = dict(finding.evidence).get("fix verified")
+    proof = Proof.of(finding)
     if full and finding.evidence:
         parts.append(Facts(finding.evidence))
     if finding.fix is not None:
@@ -115,8 +115,8 @@ def finding_section(finding: Finding, full: bool = True, known: bool = False) ->
             parts.append(Code(finding.fix.diff, indent=0))  # as git apply accepts it
         else:
             parts.append(Code(finding.fix.code, indent=7))
-    if verified and not full:
-        parts.append(Line(_checked(verified), indent=7))
+    if proof is not None and not full:
+        parts.append(Line(_checked(proof, dict(finding.evidence)[PROOF]), indent=7))
         also_fixed = sum(name == "fixed by the same change" for name, _ in finding.evidence)
         if also_fixed:
             parts.append(Line(f"it fixes {plural(also_fixed, 'more race')} of this kind", indent=7))
@@ -129,15 +129,13 @@ def finding_section(finding: Finding, full: bool = True, known: bool = False) ->
     return Section(title, tuple(parts), level=finding.level, place="" if full else place)
 
 
-def _checked(verified: str) -> str:
+def _checked(proof: Proof, evidence: str) -> str:
     """The result of replaying with the fix, as a sentence."""
-    if verified.startswith("yes"):
-        return f"checked: {verified.removeprefix('yes: ')}"
-    return (
-        "replaying the run with this fix did not remove the race"
-        if verified == "no"
-        else (verified)
-    )
+    if proof is Proof.REMOVES:
+        return f"checked: {evidence.removeprefix('yes: ')}"
+    if proof is Proof.FAILS:
+        return "replaying the run with this fix did not remove the race"
+    return evidence
 
 
 def _latent(hazards: Hazards, most: int, full: bool) -> list[Section]:

@@ -25,7 +25,6 @@ from itertools import chain, groupby
 from typing import IO, NamedTuple
 
 from gpuprobe.analysis.trace.categories import categories
-from gpuprobe.analysis.trace.frames import Lines
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.analysis.trace.timeline import thin, timeline
 from gpuprobe.model.memory import Category, TraceAction
@@ -35,6 +34,7 @@ from gpuprobe.model.run.session import Step
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Unavailable
 from gpuprobe.step_time.predict import TimelineSpan
+from gpuprobe.user_frames import Lines
 
 LARGE = 1024 * 1024
 """Allocations of at least this many bytes have slices."""

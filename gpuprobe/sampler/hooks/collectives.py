@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from gpuprobe.clocks import perf_counter_ns
-from gpuprobe.model.place import NoPlace, Place, SourceLine
+from gpuprobe.model.place import SourceLine
 from gpuprobe.model.run.communication import (
     MOST_OPERATIONS,
     CollectiveRecord,
@@ -33,7 +33,7 @@ from gpuprobe.model.run.session import BlindSpot, Collective
 from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
 from gpuprobe.patching import patch
 from gpuprobe.sampler.hooks.waits import Copies, Waits
-from gpuprobe.torch_support.callers import TORCH, program_line, running_module
+from gpuprobe.torch_support.callers import running_module, user_line
 from gpuprobe.torch_support.tensors import tensors_in
 
 if TYPE_CHECKING:
@@ -87,7 +87,9 @@ class Records:
             on_gpu = first is not None and first.device.type != "cpu"
             completed = blocks and (self.simulated or not on_gpu)
             dtype = "" if first is None else _name(first.dtype)
-            self._add(op, payload, found, dtype, _place(), running_module(), peer, span, completed)
+            self._add(
+                op, payload, found, dtype, user_line(), running_module(), peer, span, completed
+            )
         except Exception as error:  # noqa: BLE001 - it must not reach the program
             self.on = False
             self._on_fault(error)
@@ -106,7 +108,7 @@ class Records:
         module, sizes = expected
         kinds = {parameter.dtype for parameter in module.parameters() if parameter.requires_grad}
         dtype = _name(kinds.pop()) if len(kinds) == 1 else ""
-        place, name = _place(), type(module).__name__
+        place, name = user_line(), type(module).__name__
         for size in sizes:
             span = (computed or 0, now)
             self._add(
@@ -179,14 +181,6 @@ def group_of(group: Any) -> ProcessGroup | None:
     if isinstance(group, list):
         return None
     return group if hasattr(group, "group_name") else group.get_group()
-
-
-def _place() -> SourceLine:
-    """The program's line; there is none in a thread of the autograd engine."""
-    file, line = program_line()
-    if file.startswith((TORCH, "<frozen", "<unknown>")) or "threading.py" in file:
-        return NoPlace.AUTOGRAD_ENGINE
-    return Place(file, line)
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from gpuprobe.code_origin import INSTALLED
 from gpuprobe.model.io.files import gc_paused
 from gpuprobe.sampler.tracing.tensors import modules_of
+from gpuprobe.user_frames import Owner, owner_of
 
 _T = TypeVar("_T")
 
@@ -123,6 +123,6 @@ def _is_compiled(function: FunctionType) -> bool:
     if "_torchdynamo_orig_callable" not in marks or marks.get("_torchdynamo_disable"):
         return False
     code = getattr(marks["_torchdynamo_orig_callable"], "__code__", None)
-    if code is None or not any(folder in code.co_filename for folder in INSTALLED):
+    if code is None or owner_of(code.co_filename) is Owner.USER:
         return True
     return bool(torch._C._dynamo.eval_frame._debug_get_cache_entry_list(code))

@@ -9,17 +9,15 @@ calls with gradients are training.
 from __future__ import annotations
 
 import sys
-from types import FrameType
 
 import torch
 
 from gpuprobe.analysis.evaluation import evaluation_finding
-from gpuprobe.analysis.trace.frames import is_user_frame, place_of
 from gpuprobe.model.findings import Finding
-from gpuprobe.model.place import Place
-from gpuprobe.model.trace import Frame
+from gpuprobe.model.place import Place, program_name
 from gpuprobe.sampler.timeline import EVALUATION
 from gpuprobe.sampler.tracing.tensors import passed_tensors
+from gpuprobe.user_frames import USERS, innermost, name_of
 
 
 class Evaluations:
@@ -76,12 +74,10 @@ class Evaluations:
 
 def _caller() -> Place | None:
     """The line of the program that calls the model."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        one = Frame(code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_name)
-        if is_user_frame(one):
-            place = place_of(one)
-            return place if isinstance(place, Place) else None
-        frame = frame.f_back
-    return None
+    frame = innermost(sys._getframe(1), USERS)
+    if frame is None:
+        return None
+    code = frame.f_code
+    return Place(
+        name_of(code.co_filename), frame.f_lineno or code.co_firstlineno, program_name(code.co_name)
+    )

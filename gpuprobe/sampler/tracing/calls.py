@@ -21,14 +21,13 @@ from array import array
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable
-from types import FrameType
 from typing import TYPE_CHECKING, Final
 
 from gpuprobe.clocks import time_ns
-from gpuprobe.code_origin import PACKAGE, name_of
 from gpuprobe.model.memory import Category, TraceAction
 from gpuprobe.model.trace import EventColumns, Frame, MemoryTrace
 from gpuprobe.sampler.tracing.tensors import named_modules, passed_tensors, plain_tensors
+from gpuprobe.user_frames import program_stack
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -233,7 +232,7 @@ class BackwardCalls:
         """The program calls the engine. The stack of a nested call, in a thread of the engine,
         continues with that of the outer call.
         """
-        frames = _program_stack()
+        frames = tuple(program_stack(sys._getframe()))
         if self._running:
             frames = _below(frames, self._running[-1])
         self._running.append(frames)
@@ -279,15 +278,3 @@ def _below(frames: tuple[Frame, ...], call: tuple[Frame, ...]) -> tuple[Frame, .
     if frames and (frames[-1] == call[-1] or frames[-1].filename == _THREADING):
         return frames
     return *frames, *call
-
-
-def _program_stack() -> tuple[Frame, ...]:
-    """The program's current stack, innermost first."""
-    found = []
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        if not code.co_filename.startswith(PACKAGE):
-            found.append(Frame(name_of(code.co_filename), frame.f_lineno or 0, code.co_name))
-        frame = frame.f_back
-    return tuple(found)

@@ -22,7 +22,6 @@ from torch._ops import OpOverload
 
 from gpuprobe.analysis.trace.categories import BUCKET, UNSHARDED, data_parallel_mark
 from gpuprobe.clocks import time_ns
-from gpuprobe.code_origin import PACKAGE, name_of
 from gpuprobe.model.memory import AllocatorCounts, Category, TraceAction
 from gpuprobe.model.run.session import BlindSpot
 from gpuprobe.model.trace import EventColumns, Frame, LiveColumns, MemoryTrace, StackTable
@@ -34,6 +33,7 @@ from gpuprobe.sampler.tracing.calls import ModuleNames
 from gpuprobe.sampler.tracing.tensors import Known, passed_tensors, plain_tensors
 from gpuprobe.torch_support.callers import passed_on
 from gpuprobe.torch_support.operator_calls import Below, left_out, watch
+from gpuprobe.user_frames import program_stack
 
 BLIND_SPOTS = (
     BlindSpot(
@@ -457,15 +457,7 @@ class CpuTrace:
 
     def _new_stack(self, frame: FrameType | None) -> int:
         table = self._stacks
-        frames = []
-        while frame is not None:
-            code = frame.f_code
-            if not code.co_filename.startswith(PACKAGE):
-                frames.append(
-                    table.frame(Frame(name_of(code.co_filename), frame.f_lineno or 0, code.co_name))
-                )
-            frame = frame.f_back
-        made = table.stack(tuple(frames))
+        made = table.stack(tuple(map(table.frame, program_stack(frame))))
         maker = data_parallel_mark(table.frames_of(made))
         if maker:
             self._category_of_stack[made] = _BY_WHOM[maker]

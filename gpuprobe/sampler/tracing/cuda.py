@@ -15,16 +15,16 @@ stream and a thread that no tensor owns when the step ends.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from gpuprobe.allocator.settings import with_memory_fraction
 from gpuprobe.analysis.trace.categories import BACKWARD, Marks
 from gpuprobe.catalogue.gpu_model import chosen_workspace, cublas_workspace
-from gpuprobe.code_origin import PACKAGE
 from gpuprobe.model.memory import Block, BlockState, Category, TraceAction
 from gpuprobe.model.run.session import BlindSpot
 from gpuprobe.model.trace import AllocatorSettings, EventColumns, Frame, MemoryTrace, StackTable
@@ -34,7 +34,9 @@ from gpuprobe.sampler.tracing.tensors import Known, plain_tensors
 from gpuprobe.sampler.tracing.uses import Uses
 from gpuprobe.torch_support import compiled_code
 from gpuprobe.torch_support.memory_history import history
+from gpuprobe.torch_support.snapshots import trace_of
 from gpuprobe.torch_support.version import installed
+from gpuprobe.user_frames import PACKAGE, name_of
 
 BLIND_SPOTS = (
     BlindSpot(
@@ -58,17 +60,13 @@ OTHER_ALLOCATOR = BlindSpot(
     "no trace was taken; counters are those of that allocator",
 )
 
-Convert = Callable[[dict[str, Any], int], MemoryTrace]
 Place = tuple[str, int]  # device, address
 
 
 class CudaTrace:
-    """Takes one trace per device and step. ``convert`` turns a snapshot dictionary (as
-    ``torch.cuda.memory._snapshot`` returns it) and a device index into a `MemoryTrace`.
-    """
+    """Takes one trace per device and step."""
 
-    def __init__(self, convert: Convert) -> None:
-        self._convert = convert
+    def __init__(self) -> None:
         self._awaits_cuda = False
         self._before = Before({}, {})
         self.modules = ModuleCalls()
@@ -126,7 +124,7 @@ class CudaTrace:
         self, step: int, known: Iterable[Known], before: Before | None = None
     ) -> list[MemoryTrace]:
         """Every device's current layout, with the history and the calls recorded so far."""
-        return layout_now(self._convert, step, known, before or self._before, self._complete)
+        return layout_now(step, known, before or self._before, self._complete)
 
     def _complete(self, trace: MemoryTrace) -> None:
         """Add what the history does not contain: calls of modules and backward passes,
@@ -172,7 +170,6 @@ class Before(NamedTuple):
 
 
 def layout_now(
-    convert: Convert,
     step: int,
     known: Iterable[Known],
     before: Before | None = None,
@@ -190,7 +187,8 @@ def layout_now(
     traces = []
     for index, events in enumerate(snapshot["device_traces"]):
         if events or index in used:
-            trace = convert(snapshot, index)
+            trace = trace_of(snapshot, index)
+            _name_cells(trace.stacks)
             trace.step = step
             trace.settings = with_memory_fraction(
                 trace.settings or AllocatorSettings(), _memory_fraction(index)
@@ -223,6 +221,12 @@ def _drop_own_frames(table: StackTable) -> None:
             tuple(i for i in stack if i not in own) if own.intersection(stack) else stack
             for stack in table.stacks
         ]
+
+
+def _name_cells(table: StackTable) -> None:
+    """Name the cells of a notebook instead of their temporary files."""
+    if "IPython" in sys.modules:
+        table.frames[:] = [one._replace(filename=name_of(one.filename)) for one in table.frames]
 
 
 def _place(item: Known) -> Place:

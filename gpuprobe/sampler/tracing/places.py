@@ -15,13 +15,12 @@ from typing import Any, Final
 
 import torch
 
-from gpuprobe.analysis.trace.frames import is_user_frame, place_of
-from gpuprobe.code_origin import PACKAGE, name_of
 from gpuprobe.model.place import NoPlace, SourceLine
 from gpuprobe.model.trace import Frame
 from gpuprobe.sampler.failures import from_program
 from gpuprobe.sampler.tracing.calls import BackwardCalls, ModuleCalls
 from gpuprobe.torch_support import compiled_code
+from gpuprobe.user_frames import USERS, innermost, is_user_frame, name_of, place_of
 
 _sequence_now: Final = torch._C._autograd._get_sequence_nr
 _node_now: Final = torch._C._current_autograd_node
@@ -56,7 +55,6 @@ class OperatorPlaces:
         self.frames: list[Frame | None] = [None]
         """The frame of each place that has a line."""
         self._numbers: dict[tuple[Any, ...], int] = {}
-        self._is_user: dict[str, bool] = {}  # by file name
         self._of_node: dict[int, int] = {}  # sequence number -> place
         self._sequence = 0
         self._thread = 0
@@ -104,22 +102,12 @@ class OperatorPlaces:
 
     def _line(self) -> int:
         """The user's innermost line, in the module that runs."""
-        frame: FrameType | None = sys._getframe(2)
-        known = self._is_user
-        while frame is not None:
-            code = frame.f_code
-            file = code.co_filename
-            user = known.get(file)
-            if user is None:
-                user = known[file] = not file.startswith(PACKAGE) and is_user_frame(
-                    Frame(name_of(file), 1, code.co_name)
-                )
-            if user:
-                break
-            frame = frame.f_back
+        frame = innermost(sys._getframe(2), USERS)
         module = self._modules.running
         if frame is None:
             return self._number((module,), NoPlace.NO_USER_FRAME, module, None)
+        code = frame.f_code
+        file = code.co_filename
         key: tuple[Any, ...] = (file, frame.f_lineno, code.co_name, module)
         number = self._numbers.get((*key, _DECODING) if self.decoding else key)
         if number is None:

@@ -13,6 +13,7 @@ from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Unavailable
 from gpuprobe.patching import Patches
 from gpuprobe.sampler.base import Sink
+from gpuprobe.sampler.failures import Failures
 from gpuprobe.sampler.timeline import PhaseSpan, PhaseTimeline
 from gpuprobe.torch_support.engine_reports import call_log, launch_counter
 
@@ -42,8 +43,6 @@ OTHER_THREAD = BlindSpot(
     "training thread",
     "'allocated' on the CPU and the traces do not include them; named tensors are complete",
 )
-
-Write = Callable[[Callable[[], object]], None]
 
 
 def chosen_steps(text: str) -> Callable[[int], bool]:
@@ -92,13 +91,11 @@ class Traces:
     def __init__(
         self,
         sink: Sink,
-        write: Write,
-        convert: Callable[[dict[str, Any], int], MemoryTrace] | None,
+        failures: Failures,
         chosen: Callable[[int], bool] | None = None,
     ) -> None:
         self._sink = sink
-        self._write = write
-        self._convert = convert
+        self._failures = failures
         self._chosen = chosen
         self._records_all = False
         self._after_anomaly = -1  # the step that is traced because the one before was unusual
@@ -164,13 +161,10 @@ class Traces:
     ) -> None:
         """Record the allocator's history of the first steps, their launches if these can be
         counted, and the uses of memory if the GPUs are ``simulated`` or with ``uses``.
-        Raises UsageError without a converter of snapshots.
         """
         from gpuprobe.sampler.tracing.cuda import BLIND_SPOTS, CudaTrace
 
-        if self._convert is None:
-            raise UsageError("level 'trace' on CUDA needs a snapshot converter")
-        self.cuda = cuda = CudaTrace(self._convert)
+        self.cuda = cuda = CudaTrace()
         self._records_all = simulated
         self._blind(*BLIND_SPOTS)
         if simulated or uses or launch_counter() is not None:
@@ -312,13 +306,13 @@ class Traces:
         self._write_later(index)
         if self.cpu is not None:
             return self._collect_cpu(self.cpu, index, spans, known, out_of_memory)
-        if out_of_memory and self._convert is not None:
+        if out_of_memory:
             # The exception still holds the frames, and so the tensors, of the failed step.
             if self.cuda is not None:
                 return self._save(self.cuda.now(index, known.values()))
             from gpuprobe.sampler.tracing.cuda import layout_now
 
-            return self._save(layout_now(self._convert, index, known.values()))
+            return self._save(layout_now(index, known.values()))
         if self.cuda is not None:
             traced = self._is_traced(index)
             self._check_for_anomalies(index, spans)
@@ -373,24 +367,31 @@ class Traces:
             return
         self._waiting = None
         complete = dataclasses.replace(step, traces=(*step.traces, *self._save(traces)))
-        self._write(lambda: self._sink.step(complete))
+        with self._failures:
+            self._sink.step(complete)
 
     def _save(self, traces: list[MemoryTrace]) -> tuple[str, ...]:
         names: list[str] = []
         for trace in traces:
-            before = len(names)
-            self._write(lambda trace=trace: names.append(self._sink.trace(trace)))  # type: ignore[misc]
-            if self.uses is not None and names[before:]:
-                self.uses.saved(trace, names[before])
+            name = ""
+            with self._failures:
+                name = self._sink.trace(trace)
+            if not name:
+                continue
+            names.append(name)
+            if self.uses is not None:
+                self.uses.saved(trace, name)
                 if self.held is not None:
-                    self.held.saved(trace, names[before])
+                    self.held.saved(trace, name)
         return tuple(names)
 
     def _write_later(self, step: int) -> None:
         """Write what the step used of the blocks of earlier traces."""
         for uses in () if self.uses is None else self.uses.take_later(step):
-            self._write(lambda uses=uses: self._sink.later_uses(uses))  # type: ignore[misc]
+            with self._failures:
+                self._sink.later_uses(uses)
 
     def _blind(self, *spots: BlindSpot) -> None:
         for spot in spots:
-            self._write(lambda spot=spot: self._sink.blind_spot(spot))  # type: ignore[misc]
+            with self._failures:
+                self._sink.blind_spot(spot)

@@ -24,11 +24,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 
-from gpuprobe.analysis.trace.frames import is_user_frame
-from gpuprobe.code_origin import PACKAGE
 from gpuprobe.frame_variables import variables, variables_elsewhere
 from gpuprobe.model.run.holders import HeldBy, Holder, HolderRoot, Kept
-from gpuprobe.model.trace import Frame
 from gpuprobe.model.values import Bytes
 from gpuprobe.torch_support.holding.names import SUSPENDED, Names, Path, Start, is_a
 from gpuprobe.torch_support.holding.objects import (
@@ -65,6 +62,7 @@ from gpuprobe.torch_support.holding.objects import (
     storage_keys,
 )  # fmt: skip
 from gpuprobe.torch_support.holding.unreached import Backwards
+from gpuprobe.user_frames import PACKAGE, is_user_file
 
 _CHUNK: Final = 20_000
 _INSTANCES: Final = ("self", "cls")
@@ -329,7 +327,7 @@ class _Search:
         for _, called in self._threads:
             for frame in called:
                 namespace = frame.f_globals
-                if id(namespace) not in known and _is_program(frame):
+                if id(namespace) not in known and is_user_file(frame.f_code.co_filename):
                     known.add(id(namespace))
                     yield from _names_of(namespace, "")
 
@@ -348,7 +346,9 @@ class _Search:
             waiting = self._in_engine and called[0].f_code.co_name == "_engine_run_backward"
             for frame in called:
                 code = frame.f_code
-                if _is_program(frame) is not users or code.co_filename.startswith(PACKAGE):
+                if is_user_file(code.co_filename) is not users or code.co_filename.startswith(
+                    PACKAGE
+                ):
                     continue
                 if code.co_name == "<module>":  # its globals
                     continue
@@ -660,17 +660,10 @@ def _callers(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _is_program(frame: FrameType) -> bool:
-    code = frame.f_code
-    return is_user_frame(Frame(code.co_filename, code.co_firstlineno, code.co_name))
-
-
 def is_program_module(module: ModuleType) -> bool:
     """Whether a module is the program's, and not a library's."""
     path = vars(module).get("__file__")
-    if type(path) is not str or path.startswith(PACKAGE):  # gpuprobe may not be installed
-        return False
-    return is_user_frame(Frame(path, 1, ""))
+    return type(path) is str and is_user_file(path)
 
 
 def _names_of(namespace: dict[str, Any], module: str) -> Iterator[tuple[Start, object]]:

@@ -14,7 +14,6 @@ from textual.screen import ModalScreen
 
 from gpuprobe.analysis.inspection.lives import BlockLife
 from gpuprobe.analysis.inspection.trace import BlockInfo
-from gpuprobe.analysis.trace.frames import is_plumbing, is_user_frame, short_name
 from gpuprobe.model.needs import Need, use_in_words
 from gpuprobe.model.run.session import Session
 from gpuprobe.model.text import human_bytes, visible
@@ -26,6 +25,7 @@ from gpuprobe.tui.widgets.keymap import Key, bindings
 from gpuprobe.tui.widgets.styled_text import Line
 from gpuprobe.tui.widgets.table import ItemTable
 from gpuprobe.tui.widgets.text_pane import TextPane
+from gpuprobe.user_frames import is_plumbing, is_user_frame, short_name
 
 _WIDTH = 0.92
 """The part of the screen's width that the card takes."""

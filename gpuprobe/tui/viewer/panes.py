@@ -14,8 +14,8 @@ from textual.events import Resize
 
 from gpuprobe.analysis.inspection.steps import StepPeak
 from gpuprobe.api.live import facts_of_ranks, rank_lines
-from gpuprobe.model.findings import Finding, to_document
-from gpuprobe.model.io.codec import to_plain
+from gpuprobe.model.findings import Finding
+from gpuprobe.model.io.codec import finding_to_plain, to_plain
 from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.text import human_bytes, human_ns, visible, wrapped
 from gpuprobe.model.values import Unavailable
@@ -428,7 +428,7 @@ class FindingsPane(Pane, Vertical):
         self.call_after_refresh(self._show_detail)
 
     def document(self) -> dict[str, object]:
-        return {"findings": [to_document(finding) for finding in self._findings]}
+        return {"findings": [finding_to_plain(finding) for finding in self._findings]}
 
 
 def _finding_lines(finding: Finding, cwd: str) -> Iterable[str]:

@@ -16,7 +16,7 @@ from textual.worker import Worker, get_current_worker
 
 from gpuprobe.analysis.inspection.steps import Insight, StepPeak, insight, step_peak
 from gpuprobe.analysis.inspection.trace import TraceInspector, TraceRef, open_traces, trace_refs
-from gpuprobe.analysis.peak.high_water import Share
+from gpuprobe.analysis.peak.peaks import Share
 from gpuprobe.api.live import neighbours, out_of_memory
 from gpuprobe.errors import GpuprobeError
 from gpuprobe.model.io.files import gc_paused

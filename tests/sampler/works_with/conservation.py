@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from gpuprobe.analysis.peak.high_water import by_category, high_water
+from gpuprobe.analysis.peak.peaks import by_category, high_water
 from gpuprobe.model.run.session import DeviceWindow, Step
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Peak, Unavailable

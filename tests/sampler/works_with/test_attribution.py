@@ -15,7 +15,6 @@ from sinks import KeepingSink
 import gpuprobe
 from gpuprobe.analysis.trace.categories import categories
 from gpuprobe.analysis.trace.ledger import ledger_of
-from gpuprobe.api.watch import _convert
 from gpuprobe.model.memory import Category
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.sampler.hooks.torch_hooks import RECOMPUTE
@@ -156,7 +155,7 @@ def test_on_a_gpu_stacks_and_lifetimes_tell(again: bool) -> None:
             optimizer.step(evaluate)
 
     sink = KeepingSink()
-    with gpuprobe.virtual_gpu("a100-40gb"), Recorder(sink, level="trace", convert=_convert):
+    with gpuprobe.virtual_gpu("a100-40gb"), Recorder(sink, level="trace"):
         program()
     assert sink.ends[0].gpuprobe_faults == ()
     ledger = ledger_of(trace_of(sink, 1))

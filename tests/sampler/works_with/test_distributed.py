@@ -59,7 +59,7 @@ def bytes_of(recording: Recording, category: Category, step: int = 1) -> int:
     """The most that blocks of a category held at once in one step of the first rank."""
     rank = recording.ranks[0]
     most = 0
-    for trace in rank.traces_of(rank.steps[step]):
+    for trace in rank.traces.of(rank.steps[step]):
         held = {
             row.address: row.size for row in trace.baseline.rows() if row.category == category.code
         }
@@ -91,7 +91,9 @@ def test_every_rank_adds_up(folder: Path, name: str, level: str) -> None:
         assert len(rank.steps) == 4
         assert rank.end is not None
         assert rank.end.gpuprobe_faults == ()
-        traces = {n: rank.load_trace(n) for s in rank.steps for n in s.traces if rank.load_trace}
+        traces = {
+            n: t for s in rank.steps for n, t in zip(s.traces, rank.traces.of(s), strict=True)
+        }
         check_steps(rank.steps, traces)
 
 

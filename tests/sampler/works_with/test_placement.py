@@ -16,7 +16,6 @@ from torch import nn
 
 import gpuprobe
 from gpuprobe.analysis.placement import RULES, misplaced, placement_of
-from gpuprobe.api.watch import _convert
 from gpuprobe.model.findings import Finding
 from gpuprobe.sampler.recorder import Recorder
 
@@ -34,7 +33,7 @@ def trained(net: nn.Module, to: str | None = "cuda", **loading: Any) -> None:
 
 def findings(program: Callable[[], None], gpus: str = "2xa100-40gb") -> list[Finding]:
     sink = KeepingSink()
-    with gpuprobe.virtual_gpu(gpus), Recorder(sink, convert=_convert):
+    with gpuprobe.virtual_gpu(gpus), Recorder(sink):
         program()
     assert sink.ends[0].gpuprobe_faults == ()
     assert placement_of(sink.rank)

@@ -12,7 +12,6 @@ from sinks import KeepingSink
 from torch import nn
 
 import gpuprobe
-from gpuprobe.api.watch import _convert
 from gpuprobe.model.values import Unavailable
 from gpuprobe.sampler.recorder import Recorder
 
@@ -57,7 +56,7 @@ def recorded(build: Callable[[], nn.Module], level: str) -> tuple[KeepingSink, l
     with (
         gpuprobe.virtual_gpu("2xa100-40gb"),
         no_hooks_left(),
-        Recorder(sink, level=level, convert=_convert),
+        Recorder(sink, level=level),
     ):
         losses = trained(build)
     return sink, losses

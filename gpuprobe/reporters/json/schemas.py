@@ -1,13 +1,12 @@
-"""Write the JSON Schemas that are shipped, from the types that encode the documents.
+"""The schemas of the JSON documents, made from the types that encode them. Wheels have the files.
 
-    python docs/schemas.py
-
-A test checks that they are current.
+python -m gpuprobe.reporters.json.schemas FOLDER    # writes them from a checkout
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,11 +27,9 @@ from gpuprobe.reporters.json import (
     serving,
 )
 from gpuprobe.reporters.json.documents import Document
-from gpuprobe.reporters.json.json_schema import schema_of
+from gpuprobe.reporters.json.json_schema import Schema, schema_of
 
-FOLDER: Final = Path(scale.__file__).parent / "schemas"
-
-FILES: Final[dict[str, tuple[Document[Any], ...]]] = {
+SCHEMAS: Final[dict[str, tuple[Document[Any], ...]]] = {
     "check-2": (check.DOCUMENT,),
     "cuda-torch-1": (outcomes.CUDA_TORCH,),
     "diff-2": (diff.DOCUMENT,),
@@ -54,13 +51,21 @@ FILES: Final[dict[str, tuple[Document[Any], ...]]] = {
     "serving-fit-1": (serving.FIT,),
     "written-1": (outcomes.WRITTEN,),
 }
+"""The documents of each schema, by its name: of two, a file has one or the other."""
 
 
-def text(name: str) -> str:
-    """The content of a schema's file."""
-    return json.dumps(schema_of(*FILES[name]), indent=2) + "\n"
+def schema(name: str) -> Schema:
+    """A JSON Schema (draft 2020-12): ``diff-2``, ``info-2``, … Raises KeyError for another name."""
+    return schema_of(*SCHEMAS[name])
+
+
+def write_schemas(folder: Path) -> None:
+    """Write all to files in a folder, which is created. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in SCHEMAS:
+        text = json.dumps(schema(name), indent=2) + "\n"
+        (folder / f"{name}.json").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    for name in FILES:
-        (FOLDER / f"{name}.json").write_text(text(name), encoding="utf-8")
+    write_schemas(Path(sys.argv[1]))

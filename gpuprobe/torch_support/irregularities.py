@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from gpuprobe.errors import SnapshotError
+from gpuprobe.model.io.budget import LIMITS, MOST_FRAMES
 from gpuprobe.model.text import shortened
 from gpuprobe.model.trace import MOST_DEPTH, Frame, StackTable, known_line
 from gpuprobe.model.values import NewestMicroseconds
-from gpuprobe.recording.budget import LIMITS, MOST_FRAMES
 
 T = TypeVar("T")
 

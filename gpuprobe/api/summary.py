@@ -17,24 +17,22 @@ from gpuprobe.analysis.completeness import (
 from gpuprobe.analysis.growth import Growth, growth_of
 from gpuprobe.analysis.launches import launches_of
 from gpuprobe.analysis.peak.forensics import Forensics, forensics
-from gpuprobe.analysis.peak.high_water import (
-    HighWater,
-    Share,
-    as_text,
-    by_category,
-    by_line,
-    by_module,
-    modules_of_lines,
-)
 from gpuprobe.analysis.peak.lifespans import lifespans_at
 from gpuprobe.analysis.peak.needs import needs_at
 from gpuprobe.analysis.peak.peaks import (
+    HighWater,
     PeakSite,
+    as_text,
+    by_line,
+    by_module,
+    categories_of,
     device_peaks,
     high_water_at,
     host_peak,
+    modules_of_lines,
     nearest_trace,
     overall_peak,
+    share_table,
 )
 from gpuprobe.analysis.placement import all_findings, placement_of
 from gpuprobe.analysis.ranks.compare import compare_ranks
@@ -51,13 +49,9 @@ from gpuprobe.causes.recorded import (
 )
 from gpuprobe.errors import DataError, UsageError
 from gpuprobe.model.causes import MemoryCause
-from gpuprobe.model.memory import Category
+from gpuprobe.model.io.files import gc_paused
 from gpuprobe.model.report import (
-    AT_NEAREST_TRACE,
-    AT_PEAK,
-    AT_STEP_END,
     BlindSpotRow,
-    CategoryTable,
     DevicePeak,
     DeviceUsage,
     FindingRow,
@@ -72,17 +66,15 @@ from gpuprobe.model.report import (
     RankError,
     RankRow,
     RecordingInfo,
-    Remainder,
     Report,
     ShareRow,
     ShareTable,
     Steps,
     Suggestion,
-    remainder,
 )
 from gpuprobe.model.run.columns import DURATION, FULL, INDEX, PINNED
 from gpuprobe.model.run.recording import ChildProcess, ChildRow, RankRecording, Recording, StepRows
-from gpuprobe.model.run.session import BlindSpot, KnownTensors, Step
+from gpuprobe.model.run.session import BlindSpot, Step
 from gpuprobe.model.values import Peak, ReadStatus, Unavailable
 from gpuprobe.step_time.recorded import job_time_of
 
@@ -91,13 +83,20 @@ _K = TypeVar("_K", bound=Key)
 _NOT_MEASURED = Unavailable("not measured", ReadStatus.NOT_COLLECTED)
 
 
+def _is_running(rank: RankRecording) -> bool | None:
+    from gpuprobe.recording.running import is_alive  # 3 ms, only for a recording without an end
+
+    return is_alive(rank)
+
+
+@gc_paused()  # half of the time, for a report of 64 ranks
 def summarize(
     recording: Recording,
     *,
     top: int = 10,
     device: str = "",
     whole: bool = False,
-    is_running: Callable[[RankRecording], bool | None] = lambda rank: None,
+    is_running: Callable[[RankRecording], bool | None] = _is_running,
 ) -> Report:
     """Build the report. Tables of lines and modules have at most ``top`` rows; ``whole``: those of
     the peak have all, to be grouped by a view. ``device``: the device whose peak it describes, by
@@ -135,7 +134,7 @@ def summarize(
         children=tuple(_child(child, is_running) for child in recording.load_children()),
         devices=tuple(map(_device, sites)),
         peak=_peak(site, sites, mark, nearest),
-        categories=_categories(site, mark, nearest),
+        categories=categories_of(site, mark, nearest),
         top_lines=_lines(shown, None if whole else top),
         top_modules=_modules(shown, None if whole else top),
         needs=needs,
@@ -175,16 +174,6 @@ def summarize(
         blind_spots=blind_spots(recording, site, mark, statuses),
         advice=_advice(site, shown, nearest, causes),
     )
-
-
-def device_categories(recording: Recording) -> dict[str, CategoryTable | Unavailable]:
-    """The categories at the peak of each device of the first rank."""
-    first = recording.ranks[0]
-    return {
-        site.device: _categories(site, high_water_at(site), None)
-        for site in device_peaks(recording)
-        if site.rank is first
-    }
 
 
 # -- the recording
@@ -319,20 +308,11 @@ def _device(site: PeakSite) -> DevicePeak:
 # -- tables
 
 
-def _table(shares: Sequence[Share[_K]], top: int | None, what: str) -> ShareTable:
-    """The first ``top`` (None: all) of ``shares``, and the rest as one remainder."""
-    rows = [ShareRow(share.key, share.bytes, share.blocks) for share in shares]
-    number = len(rows) if top is None else top
-    return ShareTable(
-        sum(row.bytes for row in rows), tuple(rows[:number]), remainder(rows[number:], what)
-    )
-
-
 def _lines(mark: HighWater | Unavailable, top: int | None) -> ShareTable | Unavailable:
     if isinstance(mark, Unavailable):
         return mark
     shares = by_line(mark)
-    table = _table(shares, top, "lines")
+    table = share_table(shares, top, "lines")
     if top is not None:
         return table
     modules = modules_of_lines(mark)
@@ -351,42 +331,7 @@ def _lines(mark: HighWater | Unavailable, top: int | None) -> ShareTable | Unava
 def _modules(mark: HighWater | Unavailable, top: int | None) -> ShareTable | Unavailable:
     if isinstance(mark, Unavailable):
         return mark
-    return _table(as_text(by_module(mark)), top, "modules")
-
-
-def _categories(
-    site: PeakSite | None,
-    mark: HighWater | Unavailable,
-    nearest: tuple[Step, HighWater] | None,
-) -> CategoryTable | Unavailable:
-    """The categories at the peak if it has a trace, else in the highest step that has one, else the
-    known tensors at the end of the peak's step.
-    """
-    if not isinstance(mark, Unavailable):
-        return _traced_categories(mark, AT_PEAK, None if site is None else site.step_index)
-    if nearest is not None:
-        return _traced_categories(nearest[1], AT_NEAREST_TRACE, nearest[0].index)
-    if site is None or site.step is None or not site.step.tensors:
-        return mark
-    tensors = next((t for t in site.step.tensors if t.device == site.device), site.step.tensors[0])
-    return _known_categories(tensors, site.step.index)
-
-
-def _traced_categories(mark: HighWater, at: str, step: int | None) -> CategoryTable:
-    table = _table(by_category(mark), len(Category), "categories")
-    return CategoryTable(table.total, table.rows, table.remainder, at, step)
-
-
-def _known_categories(tensors: KnownTensors, step: int) -> CategoryTable:
-    rows = sorted(tensors.by_category.items(), key=lambda item: (-item[1], item[0].value))
-    rest = tensors.rest
-    return CategoryTable(
-        total=rest if isinstance(rest, Unavailable) else tensors.known + rest,
-        rows=tuple(ShareRow(category.value, count, None) for category, count in rows),
-        remainder=Remainder("no named tensor explains it", rest, None),
-        at=AT_STEP_END,
-        step=step,
-    )
+    return share_table(as_text(by_module(mark)), top, "modules")
 
 
 def _growth(growth: Growth, top: int) -> GrowthReport:
@@ -395,7 +340,7 @@ def _growth(growth: Growth, top: int) -> GrowthReport:
         growth.last,
         growth.bytes,
         growth.per_step,
-        _table(growth.lines, top, "lines") if growth.lines else None,
+        share_table(growth.lines, top, "lines") if growth.lines else None,
     )
 
 
@@ -488,7 +433,7 @@ def blind_spots(
         )
         add(spot, site.rank)
     for rank in recording.ranks:
-        for step, reason in rank.unreadable.items():
+        for step, reason in rank.traces.unreadable.items():
             if site is None or rank is not site.rank or step != site.step_index:
                 add(
                     BlindSpot(f"the trace of step {step}: {reason}", "another step's is shown"),

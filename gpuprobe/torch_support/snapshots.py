@@ -27,6 +27,7 @@ from typing import Any, NamedTuple, Protocol
 
 from gpuprobe.analysis.trace.lifetimes import lifetimes_of
 from gpuprobe.errors import SnapshotError
+from gpuprobe.model.io.files import gc_paused
 from gpuprobe.model.memory import Block, BlockState, Segment, TraceAction
 from gpuprobe.model.text import shortened
 from gpuprobe.model.trace import (
@@ -41,7 +42,7 @@ from gpuprobe.model.trace import (
     parse_tag,
 )
 from gpuprobe.model.values import NewestMicroseconds
-from gpuprobe.recording.snapshot.irregularities import ANNOTATIONS, SETTINGS, Irregularities
+from gpuprobe.torch_support.irregularities import ANNOTATIONS, SETTINGS, Irregularities
 
 _CROWDED = 8
 """From so many stacks with the same signature on, a key of all frames distinguishes them."""
@@ -288,7 +289,7 @@ MOST_DEVICES = 128
 
 class Decoded(NamedTuple):
     """A decoded snapshot. ``foreign`` counts entries with an unknown action, ``irregular`` the
-    details that were kept as unknown (`gpuprobe.recording.snapshot.irregularities`)."""
+    details that were kept as unknown (`gpuprobe.torch_support.irregularities`)."""
 
     traces: list[MemoryTrace]
     foreign: dict[str, int]
@@ -347,6 +348,16 @@ def decode(
     except _MALFORMED as error:
         what = " ".join(str(error).split())[:160]
         raise SnapshotError(f"not a torch memory snapshot: {place}: {what}", hint=_HINT) from None
+
+
+def trace_of(snapshot: dict[str, object], device: int) -> MemoryTrace:
+    """The trace of one CUDA device (its index) in a snapshot that torch has just returned in this
+    process.
+
+    The dictionary is not changed. Raises SnapshotError where it is not a snapshot.
+    """
+    with gc_paused():
+        return decode(snapshot, only=device).traces[0]
 
 
 class _Place:
