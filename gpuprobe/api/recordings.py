@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,26 +26,8 @@ __all__ = [
     "replay",
     "report",
     "scale",
-    "scratch_recording",
     "summary",
 ]
-
-
-@contextmanager
-def scratch_recording() -> Iterator[Path]:
-    """A path for a recording that this process removes on exit. A ``tempfile.TemporaryDirectory``
-    would also be removed by each forked child that ends.
-    """
-    import shutil  # 7 ms, the two: only for temporary recordings
-    import tempfile
-
-    process = os.getpid()
-    folder = tempfile.mkdtemp(prefix="gpuprobe-")
-    try:
-        yield Path(folder, "run.gpuprobe")
-    finally:
-        if os.getpid() == process:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def load(path: str | os.PathLike[str]) -> Recording:

@@ -161,16 +161,9 @@ class _Notifying:
 
 
 def _convert(snapshot: dict[str, Any], device: int) -> MemoryTrace:
-    from gpuprobe.code_origin import name_of
-    from gpuprobe.model.trace import StackTable
-    from gpuprobe.recording.snapshot.load import trace_from_snapshot
+    from gpuprobe.recording.snapshot.load import trace_in_process
 
-    trace = trace_from_snapshot(snapshot, device)
-    if "IPython" not in sys.modules:
-        return trace
-    frames = [frame._replace(filename=name_of(frame.filename)) for frame in trace.stacks.frames]
-    trace.stacks = StackTable.of(trace.stacks.strings, frames, trace.stacks.stacks)
-    return trace
+    return trace_in_process(snapshot, device)
 
 
 class Runnable(Protocol):

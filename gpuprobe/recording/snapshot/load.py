@@ -7,16 +7,18 @@ dictionary that ``torch.cuda.memory._snapshot()`` has just returned in this proc
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 from gpuprobe._version import __version__
+from gpuprobe.code_origin import name_of
 from gpuprobe.errors import NotARecording, SnapshotError
 from gpuprobe.model.io.files import gc_paused, open_regular, stored_bytes
 from gpuprobe.model.run.recording import SCHEMA_VERSION, RankRecording, Recording
 from gpuprobe.model.run.session import BlindSpot, Environment, Session
-from gpuprobe.model.trace import MemoryTrace
+from gpuprobe.model.trace import MemoryTrace, StackTable
 from gpuprobe.model.values import ReadStatus, Unavailable
 from gpuprobe.recording.snapshot.answer import answer_of, read_in_child
 from gpuprobe.recording.snapshot.child import PendingRead
@@ -59,6 +61,16 @@ def trace_from_snapshot(snapshot: dict[str, object], device: int) -> MemoryTrace
     """
     with gc_paused():
         return decode(snapshot, only=device).traces[0]
+
+
+def trace_in_process(snapshot: dict[str, object], device: int) -> MemoryTrace:
+    """`trace_from_snapshot` in the process that made it, in which a notebook's cells have names."""
+    trace = trace_from_snapshot(snapshot, device)
+    if "IPython" not in sys.modules:
+        return trace
+    frames = [frame._replace(filename=name_of(frame.filename)) for frame in trace.stacks.frames]
+    trace.stacks = StackTable.of(trace.stacks.strings, frames, trace.stacks.stacks)
+    return trace
 
 
 def _recording(path: str, decoded: Decoded) -> Recording:
