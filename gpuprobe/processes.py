@@ -68,13 +68,14 @@ def last_line(output: str) -> str:
 class ServerReply(NamedTuple):
     """The reply to a request. ``document``: what its process returned; None if it ended without
     one, with ``code`` (as in `subprocess`), or did not end in its time (``late``). ``log``: the end
-    of what it printed.
+    of what it printed. ``lost``: all of this is about the server, which ended.
     """
 
     document: Document | None
     code: int = 0
     log: str = ""
     late: bool = False
+    lost: bool = False
 
 
 class Server:
@@ -124,7 +125,7 @@ class Server:
         except (BrokenPipeError, EOFError):
             code = process.wait()
             self._close()
-            return ServerReply(None, code, _end_of(self._log))
+            return ServerReply(None, code, _end_of(self._log), lost=True)
 
     def _start(self) -> subprocess.Popen[bytes]:
         self._rest, self._ready = b"", False
