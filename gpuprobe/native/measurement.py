@@ -67,7 +67,7 @@ class NativeMeasurement:
     second run (`EstimateRequest.why`) raises `TooLarge` above the limits of ``--compute auto``.
     """
 
-    def __init__(self, request: EstimateRequest, job: SimulatedRank) -> None:
+    def __init__(self, request: EstimateRequest, job: SimulatedRank | None) -> None:
         bounded = bool(request.why)
         options = EngineOptions(
             request.gpu,
@@ -77,7 +77,8 @@ class NativeMeasurement:
             endless=True,
             measure=not bounded,
         )
-        self._job = job
+        self._request = request
+        self._peers = None if job is None else job.peers
         self._gpus = parse_spec(request.gpu)
         self.session = NativeSession(options, self._gpus, job, bounded=bounded)
         self._elsewhere: tuple[tuple[str, str], ...] = ()
@@ -104,7 +105,7 @@ class NativeMeasurement:
         self._elsewhere = tuple(unknown_reads)
 
     def recorded(self, now_ns: Callable[[], int]) -> None:
-        if self._job.ranks > 1:
+        if self._request.ranks > 1:
             from gpuprobe.torch_support.traffic import Traffic
 
             self.session.traffic = Traffic(now_ns)
@@ -131,8 +132,8 @@ class NativeMeasurement:
         for text in self.session.models:
             self.session.assume(text)
         traffic = self.session.traffic
-        if self._job.peers is not None and traffic is not None:
-            self._job.peers.post_differences(traffic.differences.document())
+        if self._peers is not None and traffic is not None:
+            self._peers.post_differences(traffic.differences.document())
         low, high = buffers(traffic.communicators.values() if traffic is not None else ())
         return EngineRun(
             count=len(numbers),
@@ -149,8 +150,8 @@ class NativeMeasurement:
             ],
             settings=self._settings,
             compute="real" if self.session.everything else "shapes",
-            ranks=self._job.ranks,
-            rank=self._job.rank,
+            ranks=self._request.ranks,
+            rank=self._request.one_rank,
             assumed=list(self.session.assumed),
             unused_assumptions=self.session.unused_assumptions(),
             traffic=traffic,

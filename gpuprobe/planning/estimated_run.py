@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -187,25 +187,24 @@ class EstimatedProgram(EstimatedFunction):
 def measure(
     run: EstimatedFunction,
     request: EstimateRequest,
-    job: Job,
+    job: Job | None = None,
     progress: Callable[[int, str], None] | None = None,
 ) -> Attempt:
-    """Run and measure it as a rank of a job. The recording is kept at the request's ``output``.
-    ``progress`` is called with the number of the step and its phase.
+    """Run and measure it, as a rank if there is a job. The recording is kept at the request's
+    ``output``. ``progress`` is called with the number of the step and its phase.
 
     Raises what `estimate_program` of `gpuprobe.planning.estimates` raises.
     """
     measured = NativeMeasurement(request, job)
-    rank = (job.rank, job.rank % measured.count, job.ranks, job.environment(measured.count))
     with nullcontext(Path(request.output)) if request.output else scratch_recording() as path:
-        with as_rank(*rank):
-            recorder = _recorder(path, request, job)
+        with _as_rank(job, measured.count):
+            recorder = _recorder(path, request)
         recorder.progress = progress
         measured.recorded(recorder.now_ns)
         measured.session.assume_unknown()
         measured.session.start()
         try:
-            with as_rank(*rank), recorder:
+            with _as_rank(job, measured.count), recorder:
                 steps = run(measured, recorder)
             refused = measured.session.refused()
             if refused is not None:  # and the program caught it
@@ -215,7 +214,7 @@ def measure(
         finally:
             measured.session.stop()
         recording = load(path)  # other ranks may be writing their parts
-        ranks = tuple(one for one in recording.ranks if one.session.rank == job.rank)
+        ranks = tuple(one for one in recording.ranks if one.session.rank == request.rank)
         mine = replace(recording, ranks=ranks)
         outcome = measured.run(mine)
         if not outcome.devices:
@@ -233,11 +232,18 @@ def measure(
     return Attempt(found, decided or largest, measured.session.too_large())
 
 
-def _recorder(path: Path, request: EstimateRequest, job: Job) -> Recorder:
+def _as_rank(job: Job | None, gpus: int) -> AbstractContextManager[None]:
+    """Inside, this process is that rank of a job whose processes have so many GPUs."""
+    if job is None:
+        return as_rank(0, 0, 1)
+    return as_rank(job.rank, job.rank % gpus, job.ranks, job.environment(gpus))
+
+
+def _recorder(path: Path, request: EstimateRequest) -> Recorder:
     """What records the run; a second one replaces the recording of the first."""
-    again = bool(request.why)
+    again, rank = bool(request.why), request.one_rank
     return Recorder(
-        RecordingWriter.create(path, rank=job.rank, world_size=job.ranks, force=again),
+        RecordingWriter.create(path, rank=rank, world_size=request.ranks, force=again),
         convert=trace_in_process,
         level="trace",
         argv=tuple(sys.argv),

@@ -100,7 +100,8 @@ def estimate(
     request = _with_nodes(request)
 
     def attempt(request: EstimateRequest) -> Attempt:
-        return measure(EstimatedFunction(step, steps), request, Job(rank, ranks))
+        job = Job(rank, ranks) if ranks > 1 else None
+        return measure(EstimatedFunction(step, steps), request, job)
 
     return estimate_with(request, attempt, lambda request: attempt(request).estimate)
 
@@ -166,17 +167,20 @@ def _of_rank(
 ) -> Estimate:
     """The estimate of one rank, in this process."""
     from gpuprobe.planning.estimated_run import EstimatedProgram, measure
-    from gpuprobe.planning.peers import Job, Peers
 
     shared = request if request.recorded else replace(request, output="")
     if request.recorded and rank not in request.recorded:
         request = replace(request, output="")
 
     def attempt(request: EstimateRequest) -> Attempt:
-        others = replace(shared, compute=request.compute)
-        peers = Peers(rank, others, start) if request.ranks > 1 else None
+        run = EstimatedProgram(program, request)
+        if request.ranks == 1:
+            return measure(run, request, None, progress)
+        from gpuprobe.planning.peers import Job, Peers
+
+        peers = Peers(rank, replace(shared, compute=request.compute), start)
         with Job(rank, request.ranks, peers) as job:
-            return measure(EstimatedProgram(program, request), request, job, progress)
+            return measure(run, request, job, progress)
 
     def again(request: EstimateRequest) -> Estimate:
         notify(f"running the program a second time: {request.why}")

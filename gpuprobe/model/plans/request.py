@@ -80,6 +80,13 @@ class EstimateRequest:
     why: str = ""
     meeting: str = ""
 
+    @property
+    def one_rank(self) -> int:
+        """The rank that a process estimates. Raises TypeError for several."""
+        if not isinstance(self.rank, int):
+            raise TypeError("a process estimates one rank")
+        return self.rank
+
     def check(self) -> None:
         """Raises UsageError for a run without any step, and for a rank that the job lacks."""
         if self.steps < 1:
