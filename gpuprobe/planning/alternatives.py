@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from gpuprobe.allocator.settings import in_environment
 from gpuprobe.errors import GpuprobeError
 from gpuprobe.model.plans.request import EstimateRequest, ParameterSource
-from gpuprobe.planning.argument import parameter_source
+from gpuprobe.planning.program import parameter_source
 from gpuprobe.planning.suggestions import Alternative, Changes, Skipped
 
 

@@ -23,7 +23,6 @@ from gpuprobe.errors import (
 from gpuprobe.model.plans.estimate import Estimate
 from gpuprobe.model.plans.request import EstimateRequest
 from gpuprobe.native.measurement import NativeMeasurement
-from gpuprobe.planning.argument import handler_of
 from gpuprobe.planning.figures import estimate_of
 from gpuprobe.planning.peers import Job
 from gpuprobe.planning.processes import (
@@ -34,6 +33,7 @@ from gpuprobe.planning.processes import (
     interrupt_stalls,
     started_processes,
 )
+from gpuprobe.planning.program import handler_of
 from gpuprobe.recording.files import scratch_recording
 from gpuprobe.recording.load import load
 from gpuprobe.recording.snapshot.load import trace_in_process

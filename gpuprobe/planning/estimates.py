@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from gpuprobe.model.plans.estimate import Estimate
     from gpuprobe.model.plans.gpu_table import GpuTable
     from gpuprobe.planning.estimated_run import Attempt
+    from gpuprobe.planning.program import ProgramStart
     from gpuprobe.planning.suggestions import Provider
-    from gpuprobe.planning.trials import ProgramStart
     from gpuprobe.sampler.program import Program
 
 COMPUTE: Final = ("auto", "shapes", "real")
@@ -136,7 +136,7 @@ def estimate_program(
     request.check()
     program = program or _loaded(request)
     load_simulated(request.gpu)
-    from gpuprobe.planning.trials import ProgramStart
+    from gpuprobe.planning.program import ProgramStart
 
     start = ProgramStart()
     request = _with_nodes(_with_output(request))
@@ -184,7 +184,9 @@ def _of_rank(
 
     def again(request: EstimateRequest) -> Estimate:
         notify(f"running the program a second time: {request.why}")
-        return start.again(request)
+        from gpuprobe.planning.trials import second_run
+
+        return second_run(request, start)
 
     if request.why:  # the process that started this one handles a run that is too large
         return attempt(request).estimate
@@ -336,7 +338,7 @@ def _loaded(request: EstimateRequest) -> Program:
     """The requested program. Python imports the packages that contain a module, and they may import
     torch.
     """
-    from gpuprobe.planning.argument import program_of
+    from gpuprobe.planning.program import program_of
 
     if request.module and not request.gpus:
         load_simulated(request.gpu)

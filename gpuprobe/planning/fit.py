@@ -34,8 +34,8 @@ from gpuprobe.planning.alternatives import (
     no_eight_bit,
     with_expandable,
 )
-from gpuprobe.planning.argument import parameter_source
 from gpuprobe.planning.estimates import SUFFICIENT, estimate, require_torch
+from gpuprobe.planning.program import parameter_source
 from gpuprobe.planning.trials import Document, EstimateServer
 
 

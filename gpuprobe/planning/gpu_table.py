@@ -12,7 +12,8 @@ from gpuprobe.model.plans.estimate import priced
 from gpuprobe.model.plans.gpu_table import GpuRow, GpuTable
 from gpuprobe.model.plans.request import EstimateRequest
 from gpuprobe.model.values import Unavailable
-from gpuprobe.planning.trials import EstimateServer, ProgramStart
+from gpuprobe.planning.program import ProgramStart
+from gpuprobe.planning.trials import EstimateServer
 from gpuprobe.reporters.json.estimate import estimate_of
 
 

@@ -28,7 +28,8 @@ from gpuprobe.errors import ProgramFailed, UsageError
 from gpuprobe.model.io.codec import to_plain
 from gpuprobe.model.io.files import read_regular
 from gpuprobe.model.plans.request import EstimateRequest
-from gpuprobe.planning.trials import WORKER, ProgramStart
+from gpuprobe.planning.program import ProgramStart
+from gpuprobe.planning.trials import WORKER
 
 
 @dataclass(frozen=True, slots=True)

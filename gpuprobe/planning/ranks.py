@@ -15,7 +15,7 @@ from gpuprobe.model.plans.step_time import StepTime
 from gpuprobe.model.text import ranges
 from gpuprobe.model.values import Unavailable
 from gpuprobe.planning.peers import Peers
-from gpuprobe.planning.trials import ProgramStart
+from gpuprobe.planning.program import ProgramStart
 from gpuprobe.processes import last_document, last_line
 from gpuprobe.reporters.json.estimate import estimate_of
 

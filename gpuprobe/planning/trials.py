@@ -11,7 +11,6 @@ import json
 import os
 import subprocess
 from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
@@ -20,6 +19,7 @@ from gpuprobe.errors import ProgramFailed, TooLarge
 from gpuprobe.model.io.codec import to_plain
 from gpuprobe.model.plans.estimate import Estimate
 from gpuprobe.model.plans.request import EstimateRequest
+from gpuprobe.planning.program import ProgramStart
 from gpuprobe.reporters.json.estimate import estimate_of
 
 Document = processes.Document
@@ -30,35 +30,28 @@ WORKER: Final = "gpuprobe.planning.worker"
 _LIMIT: Final = 1800  # seconds for one estimate
 
 
-class ProgramStart:
-    """The working directory and environment of this process, before the program changes them."""
+def second_run(request: EstimateRequest, start: ProgramStart) -> Estimate:
+    """An estimate of a second run of the program, within the bounds of `Budget`, for the
+    reason in the request. Its output goes to stderr.
 
-    def __init__(self) -> None:
-        self.cwd = Path.cwd()
-        self.environment = dict(os.environ)
-
-    def again(self, request: EstimateRequest) -> Estimate:
-        """An estimate of a second run of the program, within the bounds of `Budget`, for the
-        reason in the request. Its output goes to stderr.
-
-        Raises `TooLarge` beyond those bounds, ProgramFailed if there is no estimate.
-        """
-        done = subprocess.run(
-            processes.command(WORKER, json.dumps(to_plain(request))),
-            stdout=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            cwd=self.cwd,
-            env=self.environment,
-            check=False,
-        )
-        document = processes.last_document(done.stdout) or _without(done.returncode)
-        if "too_large" in document:
-            raise TooLarge(document["too_large"])
-        if "error" in document:
-            text = f"{document['error']} (in a second run, with all values: {request.why})"
-            raise ProgramFailed(text, hint=document.get("hint", ""))
-        return estimate_of(document)
+    Raises `TooLarge` beyond those bounds, ProgramFailed if there is no estimate.
+    """
+    done = subprocess.run(
+        processes.command(WORKER, json.dumps(to_plain(request))),
+        stdout=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        cwd=start.cwd,
+        env=start.environment,
+        check=False,
+    )
+    document = processes.last_document(done.stdout) or _without(done.returncode)
+    if "too_large" in document:
+        raise TooLarge(document["too_large"])
+    if "error" in document:
+        text = f"{document['error']} (in a second run, with all values: {request.why})"
+        raise ProgramFailed(text, hint=document.get("hint", ""))
+    return estimate_of(document)
 
 
 def _without(code: int, log: str = "") -> Document:

@@ -15,8 +15,8 @@ from typing import Any
 from gpuprobe.errors import GpuprobeError, ProgramFailed, TooLarge, ValueNeeded
 from gpuprobe.model.io.codec import from_plain
 from gpuprobe.model.plans.request import DEFAULT_GPU, EstimateRequest
-from gpuprobe.planning.argument import program_of
 from gpuprobe.planning.estimates import estimate_program, load_simulated
+from gpuprobe.planning.program import program_of
 from gpuprobe.processes import Channel, Document, Replies, serve
 from gpuprobe.reporters.json import estimate as estimate_json
 from gpuprobe.sampler.program import own_traceback

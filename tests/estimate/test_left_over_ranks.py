@@ -14,13 +14,13 @@ from gpuprobe.errors import ProgramFailed
 from gpuprobe.model.plans.request import EstimateRequest
 from gpuprobe.planning.estimates import estimate_program
 from gpuprobe.planning.peers import Peers, remove_stale_jobs
-from gpuprobe.planning.trials import ProgramStart
+from gpuprobe.planning.program import ProgramStart
 
 OWNER = """
 import time
 from gpuprobe.model.plans.request import EstimateRequest
 from gpuprobe.planning.peers import Peers
-from gpuprobe.planning.trials import ProgramStart
+from gpuprobe.planning.program import ProgramStart
 job = Peers(-1, EstimateRequest(), ProgramStart())
 print(job.meeting, flush=True)
 time.sleep(600)

@@ -23,8 +23,8 @@ from gpuprobe.model.plans.request import EstimateRequest
 from gpuprobe.model.values import Bytes
 from gpuprobe.native.session import EngineOptions, NativeSession
 from gpuprobe.planning.peers import Job, Peers
+from gpuprobe.planning.program import ProgramStart
 from gpuprobe.planning.ranks import worst_of
-from gpuprobe.planning.trials import ProgramStart
 from gpuprobe.reporters.json.estimate import document, estimate_of
 from gpuprobe.reporters.sections.plans import estimate_sections
 from gpuprobe.torch_support.traffic import Traffic

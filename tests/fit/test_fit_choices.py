@@ -13,7 +13,7 @@ from gpuprobe.model.io.codec import from_plain, to_plain
 from gpuprobe.model.plans.fit import Fit, FitChoice, Trial
 from gpuprobe.model.plans.request import EstimateRequest, ParameterSource
 from gpuprobe.model.values import Bytes
-from gpuprobe.planning.argument import program_of
+from gpuprobe.planning.program import program_of
 from gpuprobe.reporters.sections.parts import Table
 from gpuprobe.reporters.sections.plans import fit_sections
 

@@ -9,7 +9,7 @@ import pytest
 
 from gpuprobe.model.plans.request import EstimateRequest
 from gpuprobe.planning.peers import Peers, remove_stale_jobs
-from gpuprobe.planning.trials import ProgramStart
+from gpuprobe.planning.program import ProgramStart
 
 
 def stale_job(folder: Path, name: str = "gpuprobe-ranks-0") -> Path:

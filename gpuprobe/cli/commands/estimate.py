@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -103,20 +104,15 @@ def _notify(text: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gpuprobe.api.render import render
-
     if check_model_options(args):
         with model_script_of(args) as model:
             return _estimate(args, _request(args, Target(model.path, (), False)), model)
-    from gpuprobe.api.commands import is_command, launched_by
-    from gpuprobe.api.serving import estimate_serving
+    from gpuprobe.planning.commands import is_command, launched_by, serving_command
 
     target = program_of(args, "gpuprobe estimate --gpu GPU SCRIPT, or --model NAME")
     words = [target.target, *target.arguments]
-    server = estimate_serving(words, args.gpu, module=target.module, notify=stderr.note)
-    if server is not None:
-        render(server, format_of(args), sys.stdout, cwd=str(Path.cwd()))
-        return exit_codes.OK if server.started else exit_codes.FINDINGS
+    if serving_command(words, module=target.module) is not None:
+        return _estimate_serving(args, words, module=target.module)
     if not target.module and is_command(target.target):
         launched = launched_by(words, args.gpu)
         target = Target(launched.target, launched.arguments, launched.module)
@@ -167,6 +163,17 @@ def _estimate(
     folder = Path.cwd() if model is None else Path(model.path).parent.absolute()
     render(estimate, format_of(args), sys.stdout, top=args.top, cwd=str(folder))
     return exit_codes.OK if estimate.fits else exit_codes.FINDINGS
+
+
+def _estimate_serving(args: argparse.Namespace, words: Sequence[str], *, module: bool) -> int:
+    """Estimate a server and print the result; returns the exit code."""
+    from gpuprobe.api.render import render
+    from gpuprobe.api.serving import estimate_serving
+
+    server = estimate_serving(words, args.gpu, module=module, notify=stderr.note)
+    assert server is not None  # it is a command of vLLM
+    render(server, format_of(args), sys.stdout, cwd=str(Path.cwd()))
+    return exit_codes.OK if server.started else exit_codes.FINDINGS
 
 
 def _print_table(args: argparse.Namespace, request: EstimateRequest) -> int:

@@ -1,11 +1,12 @@
-"""The program of a request: how a value is passed to a script (as an option, or in place of a
-constant in its source), and what its source shows without being run.
+"""The program of a request: how it starts, how a value is passed to a script (as an option, or in
+place of a constant in its source), and what its source shows without being run.
 """
 
 from __future__ import annotations
 
 import ast
 import difflib
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,14 @@ from gpuprobe.sampler.program import Program, load_module, load_script
 
 _MOST: Final = 1 << 20  # bytes of a script that is read for handlers
 _FINDS_BATCH: Final = "find_executable_batch_size"  # accelerate's decorator: it halves the batch
+
+
+class ProgramStart:
+    """The working directory and environment of this process, before the program changes them."""
+
+    def __init__(self) -> None:
+        self.cwd = Path.cwd()
+        self.environment = dict(os.environ)
 
 
 def program_of(request: EstimateRequest) -> Program:
