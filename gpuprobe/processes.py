@@ -22,10 +22,13 @@ import traceback
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any, Final, NamedTuple, NoReturn
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 from gpuprobe.clocks import monotonic
 from gpuprobe.model.io.descriptors import KeptDescriptor, LostDescriptor
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Document = dict[str, Any]
 """A message: what ``json`` reads and writes."""
@@ -98,7 +101,7 @@ class Server:
         self._rest = b""
         self._ready = False
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -24,7 +24,7 @@ from types import FrameType, TracebackType
 from typing import Any, Final
 
 from gpuprobe import processes
-from gpuprobe.errors import ProgramFailed, UsageError
+from gpuprobe.errors import ProgramFailed
 from gpuprobe.model.io.codec import to_plain
 from gpuprobe.model.io.files import read_regular
 from gpuprobe.model.plans.request import EstimateRequest
@@ -34,20 +34,11 @@ from gpuprobe.planning.trials import WORKER
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """``rank`` of ``ranks``, and the processes of the others. Raises UsageError for a rank that the
-    job does not have.
-    """
+    """``rank`` of ``ranks``, and the processes of the others."""
 
     rank: int
     ranks: int
     peers: Peers | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.rank < self.ranks:
-            raise UsageError(
-                f"there is no rank {self.rank} of {self.ranks}",
-                hint=f"ranks are counted from 0: the last one is {self.ranks - 1}",
-            )
 
     def environment(self, per_node: int) -> dict[str, object]:
         """The other variables that ``torchrun`` sets, with ``per_node`` ranks on each machine."""

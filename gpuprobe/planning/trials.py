@@ -8,10 +8,8 @@ script, and a search makes a dozen. Requests and documents are JSON.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Final
 
 from gpuprobe import processes
@@ -60,32 +58,17 @@ def _without(code: int, log: str = "") -> Document:
     return {"error": error}
 
 
-class EstimateServer:
+class EstimateServer(processes.Server):
     """Makes requested estimates one after the other, in a process that starts as the program of
-    ``start`` did, which may have changed this process, by default as this process. A context
-    manager: leaving it ends the process and its current estimate.
+    ``start`` did, which may have changed this process, by default as this process.
     """
 
     def __init__(self, start: ProgramStart | None = None) -> None:
-        environment = os.environ if start is None else start.environment
+        start = start or ProgramStart()
         # OpenMP's threads wait in a busy loop by default. In forked processes on a machine whose
         # cores are taken, small tensors took four times as long.
-        self._server = processes.Server(
-            WORKER,
-            cwd=None if start is None else start.cwd,
-            environment={"OMP_WAIT_POLICY": "passive", **environment},
-        )
-
-    def __enter__(self) -> EstimateServer:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._server.__exit__()
+        environment = {"OMP_WAIT_POLICY": "passive", **start.environment}
+        super().__init__(WORKER, cwd=start.cwd, environment=environment)
 
     def __call__(self, request: EstimateRequest) -> Document:
         """The JSON document of one estimate, or ``{"error": text}``."""
@@ -94,7 +77,7 @@ class EstimateServer:
 
     def within(self, request: EstimateRequest, seconds: float) -> Document | None:
         """The same; None after ``seconds``, when the estimate is ended."""
-        reply = self._server.reply(to_plain(request), seconds)
+        reply = self.reply(to_plain(request), seconds)
         if reply.late:
             return None
         return reply.document or _without(reply.code, reply.log)

@@ -123,7 +123,7 @@ def test_values_are_left_out_only_after_a_run_in_which_no_line_decided_by_them(
 def test_an_estimate_is_ended_at_its_limit(tmp_path: Path) -> None:
     with EstimateServer() as server:
         assert server.within(EstimateRequest(), 0.0) is None
-        assert server._server._process is None
+        assert server._process is None
 
 
 @pytest.mark.parametrize(
