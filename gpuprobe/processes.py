@@ -65,6 +65,14 @@ def last_line(output: str) -> str:
     return next((line.strip() for line in reversed(output.splitlines()) if line.strip()), "")
 
 
+def in_foreground() -> bool:
+    """Whether this process is in the terminal's foreground group, which gets Ctrl-C."""
+    try:
+        return os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:  # no terminal, or no stdin at all
+        return False
+
+
 # -- the process that requests
 
 

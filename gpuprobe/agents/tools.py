@@ -1,4 +1,6 @@
-"""The tools as typed functions: each one calls what the command of its name calls. The server derives the schema of the input from the signature."""
+"""The tools as typed functions: each one calls what the command of its name calls. The server
+derives the schema of the input from the signature.
+"""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gpuprobe.errors import DataError, GpuprobeError, UsageError
+from gpuprobe.processes import in_foreground
 
 if TYPE_CHECKING:
     from gpuprobe.model.run.recording import Recording
@@ -139,14 +140,6 @@ def _forwarding(child: subprocess.Popen[bytes]) -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def in_foreground() -> bool:
-    """Whether this process is in the terminal's foreground group, which gets Ctrl-C."""
-    try:
-        return os.tcgetpgrp(0) == os.getpgrp()
-    except OSError:  # no terminal, or no stdin at all
-        return False
 
 
 def _read(notes: Path) -> tuple[tuple[str, ...], dict[str, int]]:

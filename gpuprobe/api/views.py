@@ -38,6 +38,7 @@ def write_report(
     from gpuprobe.analysis.inspection.tracks import tracks
     from gpuprobe.api.recordings import summary
     from gpuprobe.reporters.html import report as html_report
+    from gpuprobe.step_time.recorded import timelines_of
 
     found, problems = tracks(recording)
     with new_file(path, force) as stream:
@@ -48,6 +49,7 @@ def write_report(
             trees=_trees(recording),
             problems=problems,
             hazards=hazards,
+            courses=timelines_of(recording.ranks),
         )
     return (Path(path),)
 
@@ -198,9 +200,8 @@ def write_perfetto(recording: Recording, path: StrPath, *, force: bool = False) 
     from gpuprobe.analysis.communication import detailed_steps
     from gpuprobe.analysis.launches import counted_steps
     from gpuprobe.model.run.communication import records_of
-    from gpuprobe.model.values import Unavailable
     from gpuprobe.reporters.viewers import perfetto
-    from gpuprobe.step_time.recorded import timeline_of
+    from gpuprobe.step_time.recorded import timelines_of
 
     communication = [
         perfetto.RankCommunication(
@@ -218,11 +219,9 @@ def write_perfetto(recording: Recording, path: StrPath, *, force: bool = False) 
         for rank in recording.ranks
     ]
     launches = [one for one in launches if one.steps]
-    courses = ((rank.session.rank, timeline_of(rank)) for rank in recording.ranks)
     predicted = [
         perfetto.PredictedStep(rank, *course)
-        for rank, course in courses
-        if not isinstance(course, Unavailable)
+        for rank, course in timelines_of(recording.ranks).items()
     ]
     ranks = recording.ranks if communication else _ranks_with_traces(recording)
     several = len(recording.ranks) > 1

@@ -85,6 +85,11 @@ class CheckPlan:
     given: tuple[str, ...] = ()
     project_baseline: str = ""
 
+    @property
+    def recorded(self) -> bool:
+        """Whether ``target`` is the recording of a command that was run for this plan."""
+        return self.command[:1] == ("--",)
+
     def commands(self, baseline: str) -> tuple[str, str]:
         """The command that replaces ``baseline``, a path, with this run, and the shortest one that
         makes this comparison: settings that the baseline or the project has are not repeated.
@@ -163,11 +168,13 @@ def plan(
     accept_environment: bool = False,
     repeat: int | None = None,
     name: str = "",
+    recorded: Sequence[str] = (),
 ) -> CheckPlan:
     """Merge all settings into a plan. ``command`` is the target and its arguments, empty for the
     project's own command or, if it has none, the baseline's; ``more`` arguments are appended.
     ``name``: the run's name, if there are several, whose settings in the project are used.
     ``writing``: the baseline ``before`` is rewritten, so the project takes precedence over it.
+    ``recorded``: ``--`` and the words of the command that made the recording ``command``.
 
     Raises UsageError if the baseline belongs to a different script, and if there is no command.
     """
@@ -192,19 +199,21 @@ def plan(
                 return _Sourced(found.value, found.source, needed)
         return _Sourced(default, DEFAULT)
 
-    line = [*(["-m"] if module else []), target, *arguments]
+    line = recorded or [*(["-m"] if module else []), target, *arguments]
     settings = [Setting("run", " ".join(line), f"{source}, {CALL}" if more else source)]
-    recorded = source == CALL and not module and is_recorded(target)
+    is_given = source == CALL and not module and is_recorded(target) and not recorded
     folder = project.root if source in (PROJECT, BASELINE) else ""
     is_read = not module and is_recorded(os.path.join(folder, target))  # noqa: PTH118
-    stored = () if is_read else _stored_command(target, arguments, module, folder, project.root)
+    stored = tuple(recorded)
+    if not is_read:
+        stored = _stored_command(target, arguments, module, folder, project.root)
     if before is not None and before.command and stored and not writing:
         _ensure_same(before.command, stored)
     device = first(gpu, measured.gpu, project.gpu, None)
     limit = first(steps, measured.steps, project.steps, None)
     counted = first(hazards, measured.hazards, project.hazards, False)
     computed = first(compute, measured.compute, project.compute, "auto")
-    if not recorded:
+    if not is_given:
         settings += [
             Setting("gpu", SIMULATED + device.value if device.value else _OWN, device.source),
             Setting("steps", str(limit.value or "all"), limit.source),
@@ -216,7 +225,7 @@ def plan(
     if source != CALL:
         given += _separated(more)
     elif before is None or not stored or before.command != stored or project.path is not None:
-        given += [*(["-m"] if module else []), target, *_separated(arguments)]
+        given += recorded or [*(["-m"] if module else []), target, *_separated(arguments)]
     return CheckPlan(
         target=target,
         arguments=arguments,
@@ -236,6 +245,21 @@ def plan(
         given=tuple(given),
         project_baseline="" if project.baseline is None else str(project.baseline),
     )
+
+
+def own_command(before: Baseline | None, project: ProjectSettings, name: str) -> tuple[str, ...]:
+    """The words after ``--`` of the command that the project names for a run, or its baseline was
+    measured with; empty if that is a script or a module.
+    """
+    words = project.runs.get(name, project).run
+    if words is None and before is not None:
+        words = before.command
+    return tuple(words[1:]) if words and words[0] == "--" else ()
+
+
+def gpu_of(before: Baseline | None, project: ProjectSettings, name: str) -> str | None:
+    """The GPU that a command is run with, if the call names none."""
+    return _measured(before).gpu or project.runs.get(name, project).gpu
 
 
 def _given(options: Mapping[str, _Sourced[Any]], hazards: _Sourced[bool]) -> list[str]:
@@ -278,7 +302,7 @@ def _stored_command(
 
 def _ensure_same(before: Sequence[str], now: Sequence[str]) -> None:
     """Raise UsageError if a baseline belongs to a different script or module."""
-    length = 2 if "-m" in (before[0], now[0]) else 1
+    length = 2 if {"-m", "--"} & {before[0], now[0]} else 1
     ours, theirs = before[:length], now[:length]
     if ours != theirs:
         raise UsageError(

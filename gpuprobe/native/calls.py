@@ -92,18 +92,21 @@ class NativeCalls:
         while True:
             count = self._take(buffer, _MANY)
             for (
-                _, stream, a, _b, size, name, kind, thread, device, x, y, *_, operator, captured,
+                _, stream, a, _b, size, name, kind, thread, device, x, y, z, peer, batch, *_,
+                operator, captured,
             ) in _ENTRY.iter_unpack(buffer.raw[: count * _ENTRY.size]):  # fmt: skip
                 action = _BY_CODE.get(kind)
                 if action is None or captured:
                     continue
                 value, what = size, ""
+                group: tuple[int, ...] = ()
                 if kind == LogKind.GRAPH_NODE:
                     action = _NODES.get(a, action)
                     if action is None:
                         continue
                 if action is Action.COLLECTIVE:
-                    what = f"{self._name(name).removeprefix('nccl')} {x}"
+                    what = self._name(name).removeprefix("nccl")
+                    group = (x,) if not y else (x, y, z) if not peer else (x, y, z, peer - 1, batch)
                 elif action is Action.COPY:
                     what = _direction(x, y)
                     if kind == LogKind.MEMCPY and self._name(name) == "sync":
@@ -112,7 +115,7 @@ class NativeCalls:
                     what = self._name(name)
                 elif action in _EVENTS:
                     value = a
-                yield GpuCall(action, device, stream, operator, value, what, thread)
+                yield GpuCall(action, device, stream, operator, value, what, thread, group)
             if count < _MANY:
                 return
 

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 _NAME = "gpu_memory"
 _MARKER = (
-    f"{_NAME}(max_peak=None, max_reserved=None, regression=None, max_syncs=None, "
-    "no_hazards=False, leaks=True, group=''): limits on the GPU memory of this test, measured on "
-    "a simulated GPU if there is no CUDA (gpuprobe)"
+    f"{_NAME}(max_peak=None, max_reserved=None, regression=None, step_time=None, "
+    "max_syncs=None, no_hazards=False, leaks=True, group=''): limits on the GPU memory of "
+    "this test, measured on a simulated GPU if there is no CUDA (gpuprobe)"
 )
 
 

@@ -22,8 +22,7 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Sizes in bytes; None: no limit. ``regression``: the accepted increase over the baseline, by
-    metric; ``regression_text``: the same as it was written. ``group``: the test's heading in the
-    summary.
+    metric, that of the predicted time as well. ``group``: the test's heading in the summary.
     """
 
     max_peak: int | None = None
@@ -33,10 +32,9 @@ class Limits:
     no_hazards: bool = False
     leaks: bool = True
     group: str = ""
-    regression_text: str = ""
 
 
-_NAMES = tuple(field.name for field in fields(Limits) if field.name != "regression_text")
+_NAMES = (*(field.name for field in fields(Limits)), "step_time")
 
 
 def size_of(value: object) -> int:
@@ -72,12 +70,11 @@ def limits_of(item: pytest.Item) -> Limits:
         return Limits(
             max_peak=_size(given, "max_peak"),
             max_reserved=_size(given, "max_reserved"),
-            regression=_regression(given.get("regression")),
+            regression=_regression(given.get("regression"), given.get("step_time")),
             max_syncs=_count(given.get("max_syncs")),
             no_hazards=_flag(given, "no_hazards", False),
             leaks=_flag(given, "leaks", True),
             group=_group(given.get("group", "")),
-            regression_text=str(given.get("regression")),
         )
     except ConfigError as error:
         raise ConfigError(f"{item.nodeid}: gpu_memory: {error}", hint=error.hint) from None
@@ -88,15 +85,18 @@ def _size(given: Mapping[str, object], name: str) -> int | None:
     return None if value is None else size_of(value)
 
 
-def _regression(amount: object) -> dict[str, Tolerance] | None:
-    if amount is None:
+def _regression(memory: object, time: object) -> dict[str, Tolerance] | None:
+    if memory is None and time is None:
         return None
     from dataclasses import replace
 
     from gpuprobe.analysis.baseline import METRICS
     from gpuprobe.gate.plan import tolerances
 
-    found = tolerances([f"{name}={amount}" for name in ("peak_allocated", "peak_reserved")])
+    timed = {} if time is None else tolerances([f"step_time={time}"])
+    if memory is None:
+        return timed
+    found = tolerances([f"{name}={memory}" for name in ("peak_allocated", "peak_reserved")]) | timed
     # Reserved memory changes in whole segments: a small share of a small test is less than one.
     segment = METRICS["peak_reserved"][1].absolute
     reserved = found["peak_reserved"]

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuprobe.model.text import human_bytes, human_delta
+from gpuprobe.model.text import amount, amount_delta, human_bytes, human_delta
 from gpuprobe.pytest_plugin.limits import Limits
 from gpuprobe.pytest_plugin.loading import RequestedGpu
 
@@ -326,17 +326,20 @@ class Meter:
         root = str(config.rootpath)
         before, allowed = read_baseline(path), self._limits.regression
         result = compare(before, self._baseline, allowed, path=path, root=root)
-        if result.regressions:
+        if any(item.name in allowed for item in result.regressions):
             now = with_modules(self._baseline, root)
             with self._devices.time_left(config) as blame:
                 result = compare_test(before, now, allowed, self._trial(), path=path, blame=blame)
         for text in result.mismatches:
             yield f"the baseline is from another environment: {text}"
-        found = [item for item in result.regressions if item.name in self._limits.regression]
+        if "step_time" in allowed and all(row.name != "step_time" for row in result.metrics):
+            yield f"step_time: {_without_time(before, self._baseline)}"
+        found = [item for item in result.regressions if item.name in allowed]
         for metric in found:
             text = (
-                f"{metric.name} {human_bytes(metric.after)} is {human_delta(metric.delta)} "
-                f"above the baseline ({self._limits.regression_text} accepted)"
+                f"{metric.name} {amount(metric.after, metric.unit)} is "
+                f"{amount_delta(metric.delta, metric.unit)} above the baseline "
+                f"({metric.accepted} accepted)"
             )
             for at, cause in enumerate(metric.causes):
                 text += f"\n  {'next' if at else 'first cause'}: {cause.text}"
@@ -457,3 +460,14 @@ def _values(fixtures: Iterable[object], depth: int = 3) -> Iterator[object]:
             yield from _values(item, depth - 1)
         else:
             yield item
+
+
+def _without_time(before: Baseline, now: Baseline) -> str:
+    """Why the predicted times of a test and of its baseline were not compared."""
+    if "step_time" not in now.metrics:
+        return (
+            "the time of this test is not predicted: gpuprobe report of its recording "
+            "(--gpuprobe-keep DIR) has the reason"
+        )
+    why = "has none" if "step_time" not in before.metrics else "was predicted by other prices"
+    return f"the baseline {why}: run pytest --gpuprobe-update-baseline"

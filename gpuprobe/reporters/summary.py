@@ -84,7 +84,7 @@ from gpuprobe.model.run.columns import DURATION, FULL, INDEX, PINNED
 from gpuprobe.model.run.recording import ChildProcess, ChildRow, RankRecording, Recording, StepRows
 from gpuprobe.model.run.session import BlindSpot, KnownTensors, Step
 from gpuprobe.model.values import Peak, ReadStatus, Unavailable
-from gpuprobe.step_time.recorded import step_time_of
+from gpuprobe.step_time.recorded import job_time_of
 
 _K = TypeVar("_K", bound=Key)
 
@@ -153,7 +153,7 @@ def summarize(
         time=time_shares(first.steps, first.session.rank),
         communication=communication_of(first),
         launches=launches_of(first),
-        step_time=step_time_of(first),
+        step_time=job_time_of(recording.ranks),
         compiled=first.end.compiled if first.end else (),
         gpus=first.end.gpus if first.end else (),
         holders=first.end.holders if first.end else (),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
@@ -16,47 +14,32 @@ from gpuprobe.model.plans.step_time import (
     HOST,
     LINKS,
     MEMORY,
+    RANKS,
     BoundShare,
     StepTime,
     TimeShare,
 )
 from gpuprobe.model.run.work import Action, StepWork, Work, WorkKind, WorkPlace, unpack
 from gpuprobe.model.values import Nanoseconds, Unavailable
-from gpuprobe.step_time.price import Price, PriceSource
+from gpuprobe.step_time.price import PriceSource
+from gpuprobe.step_time.priced import PricedStep, costs, name_of_work, priced_step, spread
 from gpuprobe.step_time.prices import Prices
-from gpuprobe.step_time.replay import ON_GPU, Costs, Resource, Task, TaskSpan, play, tasks_of
+from gpuprobe.step_time.replay import (
+    ON_GPU,
+    Played,
+    RankTasks,
+    Resource,
+    Task,
+    TaskSpan,
+    play,
+    play_together,
+)
+from gpuprobe.step_time.together import rank_tasks
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Of the prices and of the replay: increased with every change of the figures. Times of different
 versions are not comparable."""
-MOST_LEFT_OUT: Final = 0.05
-"""Of the bytes of a step, or of its floating-point operations, without a price: with more there is
-no prediction."""
 _MOST_ROWS: Final = 200
-_INDEPENDENT: Final = 0.5
-"""Of the uncertainty of the prices: what differs by kind of call, and so partly cancels out. The
-rest, such as the GPU's clock, is common to all."""
-_FASTER: Final = 0.05
-_SLOWER: Final = 0.08
-"""How much else a program differs, beyond its kernels' prices: its data, the machine, an allocator
-that is short of memory. By the spread of the training steps on A100 40 GB to which the share of the
-speed under load was fitted (docs/verification/step-time-truths.md): most are within 5%, some are
-slower."""
-_PEERS: Final = frozenset(("Send", "Recv"))
-_ALLOCATION: Final = (20e-6, 200e-6, 1e-3)
-"""Seconds of a cudaMalloc, or of a cudaFree without its wait: low, expected, high. A model."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Priced:
-    """The tasks of a step, with prices by the index of the task; None where it is not on the GPU or
-    has none. ``devices``: by the number of a stream.
-    """
-
-    tasks: Sequence[Task]
-    prices: Sequence[Price | None]
-    left_out: tuple[str, ...]
-    devices: Sequence[str]
 
 
 def predict(
@@ -65,17 +48,70 @@ def predict(
     """The time of a step; Unavailable, with the reason, where too much of it has no price.
     ``per_node``: ranks on each node. Raises DataError for damaged columns.
     """
-    priced = _priced(step, prices, per_node)
+    priced = priced_step(step, prices, per_node)
     if isinstance(priced, Unavailable):
         return priced
+    low, high = spread(priced)
+    runs = [
+        play(RankTasks(priced.tasks, priced.devices, costs(priced, prices, factor, which)))
+        for factor, which in _cases(low, high)
+    ]
+    return _time(step, index, prices, priced, runs)
+
+
+def predict_together(
+    steps: Mapping[int, StepWork], index: int, prices: Prices, *, per_node: int = 8
+) -> dict[int, StepTime] | Unavailable:
+    """The times of the same step of all ranks of a job, by the rank, which wait for each other;
+    Unavailable, with the reason, where one has none, or their calls do not belong together.
+    Raises DataError for damaged columns.
+    """
+    priced = _priced_together(steps, prices, per_node)
+    if isinstance(priced, Unavailable):
+        return priced
+    factors = [spread(one) for one in priced.values()]
+    low, high = min(low for low, _ in factors), max(high for _, high in factors)
+    runs = []
+    for factor, which in _cases(low, high):
+        ranks = [rank_tasks(one, costs(one, prices, factor, which)) for one in priced.values()]
+        played = play_together(ranks)
+        if isinstance(played, Unavailable):
+            return played
+        runs.append(played)
+    return {
+        rank: _time(steps[rank], index, prices, one, [run[at] for run in runs])
+        for at, (rank, one) in enumerate(priced.items())
+    }
+
+
+def _priced_together(
+    steps: Mapping[int, StepWork], prices: Prices, per_node: int
+) -> dict[int, PricedStep] | Unavailable:
+    """The prices of the same step, by the rank."""
+    priced: dict[int, PricedStep] = {}
+    for rank, step in steps.items():
+        one = priced_step(step, prices, per_node, together=True)
+        if isinstance(one, Unavailable):
+            return Unavailable(f"rank {rank}: {one.reason}")
+        priced[rank] = one
+    return priced
+
+
+def _cases(low: float, high: float) -> tuple[tuple[float, int], ...]:
+    """The factor of all prices, and which cost of the host: expected, fast and slow."""
+    return (1.0, 1), (low, 0), (high, 2)
+
+
+def _time(
+    step: StepWork, index: int, prices: Prices, priced: PricedStep, runs: Sequence[Played]
+) -> StepTime:
+    """The time of a step that was played as expected, fast and slow."""
     tasks = priced.tasks
-    low, high = _range(priced)
-    (spans, ends), *others = (
-        _played(priced, prices, factor, host) for factor, host in ((1.0, 1), (low, 0), (high, 2))
-    )
-    expected, fast, slow = (_ns(e[-1] - e[-2]) for e in (ends, *(e for _, e in others)))
-    gpu = [span for span in spans[-1] if span.resource is not Resource.HOST]
+    expected, fast, slow = (_ns(run.ends[-1] - run.ends[-2]) for run in runs)
+    spans, ends = runs[0].spans, runs[0].ends
+    gpu = [span for span in spans[-1] if span.resource not in _NO_WORK]
     parts = _parts(priced, spans, (ends[-2], ends[-1]), prices)
+    tables = _tables(step, parts, tasks, expected)
     flops = sum(task.work.flops for task in _calls(tasks) if task.work is not None)
     return StepTime(
         gpu=prices.name,
@@ -86,7 +122,10 @@ def predict(
         gpu_ns=Nanoseconds(sum(_ns(span.end - span.start) for span in gpu)),
         measured=_measured(priced, gpu),
         bounds=_bounds(_limits(parts, _waits(spans)), expected),
-        **_tables(step, parts, tasks, expected),
+        by_kind=tables["kind"],
+        by_phase=tables["phase"],
+        by_module=tables["module"],
+        by_line=tables["line"],
         flops=flops,
         used=_used(tasks, expected * 1e-9, prices),
         tokens=step.tokens,
@@ -96,38 +135,7 @@ def predict(
     )
 
 
-def with_exchanges(tasks: Sequence[Task]) -> list[Task]:
-    """The tasks, with the sends and receipts of one call that has as many of each as there are
-    ranks as the exchange among all that they are: torch makes all-to-alls of them, by which the
-    experts of a mixture get their tokens.
-    """
-    joined: list[Task] = []
-    at = 0
-    while at < len(tasks):
-        task = tasks[at]
-        end = at
-        names: Counter[str] = Counter()
-        sent = 0
-        while end < len(tasks) and (work := _peer_work(tasks[end], task)) is not None:
-            names[work.variant] += 1
-            sent += work.read if work.variant == "Send" else 0
-            end += 1
-        work = task.work
-        if work is not None and names and set(names.values()) == {work.sizes[0]} and len(names) > 1:
-            joined.append(replace(task, work=replace(work, variant="AlltoAll", read=sent)))
-            at = end
-        else:
-            joined.extend(tasks[at : max(end, at + 1)])
-            at = max(end, at + 1)
-    return joined
-
-
-def _peer_work(task: Task, first: Task) -> Work | None:
-    """The work of a send or receipt of the same call as the first one."""
-    if task.action is not Action.COLLECTIVE or task.work is None:
-        return None
-    same = (task.stream, task.operator) == (first.stream, first.operator)
-    return task.work if same and task.work.variant in _PEERS else None
+_NO_WORK: Final = (Resource.HOST, Resource.RANKS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +150,7 @@ class TimelineSpan:
     name: str
     work: Work | None
     place: WorkPlace | None
+    resource: Resource
 
 
 def timeline(
@@ -150,22 +159,46 @@ def timeline(
     """The expected course of a step in a loop of equal ones, in order of start. The host may issue
     it before the GPU has done the step before. Raises DataError for damaged columns.
     """
-    priced = _priced(step, prices, per_node)
+    priced = priced_step(step, prices, per_node)
     if isinstance(priced, Unavailable):
         return priced
-    tasks = priced.tasks
-    spans, _ = _played(priced, prices, 1.0, 1)
-    began = min(span.start for span in spans[-1])
+    spans = play(RankTasks(priced.tasks, priced.devices, costs(priced, prices))).spans[-1]
+    return _course(step, priced, spans, min(span.start for span in spans))
+
+
+def timelines_together(
+    steps: Mapping[int, StepWork], prices: Prices, *, per_node: int = 8
+) -> dict[int, list[TimelineSpan]] | Unavailable:
+    """The course of the same step of all ranks, as `predict_together` plays it: since the first of
+    them began.
+    """
+    priced = _priced_together(steps, prices, per_node)
+    if isinstance(priced, Unavailable):
+        return priced
+    played = play_together([rank_tasks(one, costs(one, prices)) for one in priced.values()])
+    if isinstance(played, Unavailable):
+        return played
+    began = min(span.start for one in played for span in one.spans[-1])
+    return {
+        rank: _course(steps[rank], one, run.spans[-1], began)
+        for (rank, one), run in zip(priced.items(), played, strict=True)
+    }
+
+
+def _course(
+    step: StepWork, priced: PricedStep, spans: Sequence[TaskSpan], began: float
+) -> list[TimelineSpan]:
     _, at = unpack(step.operators, "operators")
     course = []
-    for span in sorted(spans[-1], key=lambda span: span.start):
-        task = tasks[span.task]
+    for span in sorted(spans, key=lambda span: span.start):
+        task = priced.tasks[span.task]
         on_host = span.resource is Resource.HOST
         what = task.action.name.lower().replace("_", " ")
         if task.work is not None:
-            what = _name(task.work) if task.work.kind is not WorkKind.COPY else task.work.variant
-        if task.action is Action.COLLECTIVE and task.work is not None:
-            what = task.work.variant
+            named = task.work.kind in (WorkKind.COPY, WorkKind.COLLECTIVE)
+            what = task.work.variant if named else name_of_work(task.work)
+        if span.resource is Resource.RANKS:
+            what = f"{what}: {RANKS}"
         course.append(
             TimelineSpan(
                 _ns(span.start - began),
@@ -174,6 +207,7 @@ def timeline(
                 what,
                 task.work,
                 step.places[at[task.operator - 1]] if task.operator else None,
+                span.resource,
             )
         )
     return course
@@ -195,147 +229,7 @@ def _calls(tasks: Sequence[Task]) -> Iterable[Task]:
             yield task
 
 
-def _priced(step: StepWork, prices: Prices, per_node: int) -> _Priced | Unavailable:
-    """The tasks and their prices; Unavailable, with the reason, where too much has none."""
-    if not step.complete:
-        return Unavailable("the step made more calls than are kept")
-    tasks = with_exchanges(tasks_of(step))
-    by_task: list[Price | None] = []
-    missing: dict[str, Counter[str]] = {}
-    without_bytes = without_flops = every_byte = every_flop = 0.0
-    on_host: Counter[str] = Counter()
-    for task in tasks:
-        work = task.work
-        if task.action is Action.OPERATOR and work is not None and work.kind is WorkKind.HOST:
-            on_host["operators"] += 1
-            on_host["bytes"] += work.read
-        if task.action not in ON_GPU:
-            by_task.append(None)
-            continue
-        if task.action is Action.COLLECTIVE and work is not None:
-            if work.variant in _PEERS:
-                return Unavailable(
-                    "ranks send to each other (a pipeline): how long one waits for another "
-                    "depends on all of them"
-                )
-            ranks = work.sizes[0]
-            work = replace(work, sizes=(ranks, math.ceil(ranks / per_node)))
-        price = _NO_OPERATOR if work is None else prices.of(work, task.kernels)
-        bytes_, flops = (0, 0) if work is None else (work.read + work.written, work.flops)
-        each = max(1, task.kernels) if task.action is Action.KERNEL else 1
-        every_byte += bytes_ / each
-        every_flop += flops / each
-        if isinstance(price, Unavailable):
-            missing.setdefault(price.reason, Counter())[_name(work)] += 1
-            without_bytes += bytes_ / each
-            without_flops += flops / each
-            by_task.append(None)
-            continue
-        by_task.append(
-            price
-            if each == 1
-            else Price(price.low / each, price.expected / each, price.high / each, price.source)
-        )
-    rows = tuple(_missing_text(names, reason) for reason, names in missing.items())
-    unknown = sum(names[_name(None)] for names in missing.values())  # of unknown bytes, too
-    known_launches = sum(price is not None for price in by_task)
-    if (
-        without_bytes > MOST_LEFT_OUT * every_byte
-        or without_flops > MOST_LEFT_OUT * every_flop
-        or unknown > MOST_LEFT_OUT * (unknown + known_launches)
-    ):
-        return Unavailable(f"no price for a large part of the step: {'; '.join(rows[:3])}")
-    if on_host:
-        rows = (*rows, _host_text(on_host))
-    if not any(by_task):
-        return Unavailable("the step computes nothing on a GPU")
-    devices = [name.partition("/")[0] for name in step.streams]
-    return _Priced(tasks, by_task, rows, devices)
-
-
-_NO_OPERATOR: Final = Unavailable("a kernel that no operator launched")
-
-
-def _missing_text(names: Counter[str], reason: str) -> str:
-    """``51 launches (mm, addmm): why they have no price``."""
-    count = names.total()
-    listed = [name for name, _ in names.most_common(_MOST_NAMES)]
-    more = f" and {len(names) - len(listed)} more" if len(names) > len(listed) else ""
-    return f"{count:,} launch{'es' * (count > 1)} ({', '.join(listed)}{more}): {reason}"
-
-
-_MOST_NAMES: Final = 3
-
-
-def _name(work: Work | None) -> str:
-    return "a kernel" if work is None else work.operator.removeprefix("aten::")
-
-
-def _host_text(on_host: Counter[str]) -> str:
-    count, size = on_host["operators"], on_host["bytes"] / 2**20
-    return (
-        f"{count:,} operator{'s' * (count > 1)} on tensors of the CPU ({size:,.0f} MiB): how long "
-        "they take depends on the machine's processor"
-    )
-
-
-def _range(priced: _Priced) -> tuple[float, float]:
-    """The factors by which all prices are lower and higher together."""
-    total = low = high = 0.0
-    by_kind: dict[Work, list[float]] = {}
-    for task, price in zip(priced.tasks, priced.prices, strict=True):
-        if price is None or task.work is None:
-            continue
-        total += price.expected
-        below, above = price.expected - price.low, price.high - price.expected
-        low, high = low + below, high + above
-        sums = by_kind.setdefault(task.work, [0.0, 0.0])
-        sums[0] += below
-        sums[1] += above
-    if not total:
-        return 1.0, 1.0
-    free = [math.sqrt(sum(sums[side] ** 2 for sums in by_kind.values())) for side in (0, 1)]
-    common = 1 - _INDEPENDENT
-    below, above = (
-        (common * sums + _INDEPENDENT * each) / total
-        for sums, each in zip((low, high), free, strict=True)
-    )
-    return 1 - math.hypot(below, _FASTER), 1 + math.hypot(above, _SLOWER)
-
-
-def _played(
-    priced: _Priced, prices: Prices, factor: float, which: int
-) -> tuple[list[list[TaskSpan]], list[float]]:
-    """The spans of two steps, and when each ended, in seconds. ``which``: the low (0),
-    expected (1) or high (2) cost of the host.
-    """
-    call, launch = (_at(price, which) for price in (prices.host_call, prices.host_launch))
-    gpu, host = [], []
-    first = True
-    launching = {task.operator for task in priced.tasks if task.action in ON_GPU}
-    for task, price in zip(priced.tasks, priced.prices, strict=True):
-        gpu.append(0.0 if price is None else price.expected * factor)
-        action = task.action
-        if action is Action.OPERATOR:
-            # One without a launch, such as a view, takes about as long as a launch.
-            host.append(call if task.operator in launching else launch)
-            first = True
-        elif action is Action.KERNEL:
-            # The first launch is part of the call.
-            host.append(0.0 if first and task.operator else launch)
-            first = False
-        elif action in (Action.ALLOCATE, Action.RELEASE):
-            host.append(_ALLOCATION[which])
-        else:
-            host.append(launch)
-    return play(priced.tasks, priced.devices, Costs(gpu, host, launch))
-
-
-def _at(price: Price, which: int) -> float:
-    return (price.low, price.expected, price.high)[which]
-
-
-def _measured(priced: _Priced, gpu: Sequence[TaskSpan]) -> float:
+def _measured(priced: PricedStep, gpu: Sequence[TaskSpan]) -> float:
     total = sum(span.end - span.start for span in gpu)
     measured = sum(
         span.end - span.start
@@ -356,7 +250,7 @@ class _Part:
 
 
 def _parts(
-    priced: _Priced, spans: list[list[TaskSpan]], window: tuple[float, float], prices: Prices
+    priced: PricedStep, spans: list[list[TaskSpan]], window: tuple[float, float], prices: Prices
 ) -> list[_Part]:
     """The time between the ends of two steps, each moment once: computing comes before
     communication, and that before copies. Otherwise the GPU waits for the host, which issues
@@ -389,6 +283,7 @@ _LAYERS: Final = (
     (COMPUTE, (Resource.COMPUTE,)),
     (LINKS, (Resource.LINK,)),
     (COPIES, (Resource.TO_DEVICE, Resource.TO_HOST)),
+    (RANKS, (Resource.RANKS,)),
     (HOST, (Resource.HOST,)),
 )
 
@@ -533,20 +428,21 @@ def _tables(
     def kind(task: Task) -> str:
         return "other" if task.work is None else task.work.kind.value
 
-    on_gpu = [part for part in parts if part.bound != HOST]
-    waiting = sum(part.end - part.start for part in parts) - sum(
-        part.end - part.start for part in on_gpu
-    )
-    by_kind = _shares(on_gpu, tasks, Nanoseconds(max(0, total - _ns(waiting))), kind)
-    if waiting > 0:
-        by_kind = tuple(
-            sorted((*by_kind, TimeShare(_WAITING, _ns(waiting))), key=lambda row: -row.ns)
-        )
+    waits = {HOST: _WAITING, RANKS: RANKS}
+    working = [part for part in parts if part.bound not in waits]
+    waiting: dict[str, float] = {}
+    for part in parts:
+        if part.bound in waits:
+            name = waits[part.bound]
+            waiting[name] = waiting.get(name, 0.0) + part.end - part.start
+    left = Nanoseconds(max(0, total - sum(map(_ns, waiting.values()))))
+    rows = [TimeShare(name, _ns(seconds)) for name, seconds in waiting.items() if seconds > 0]
+    by_kind = sorted((*_shares(working, tasks, left, kind), *rows), key=lambda row: -row.ns)
     return {
-        "by_kind": by_kind,
-        "by_phase": _shares(parts, tasks, total, lambda task: place(task).phase.partition("/")[0]),
-        "by_module": _shares(parts, tasks, total, lambda task: place(task).module or "(no module)"),
-        "by_line": _shares(parts, tasks, total, lambda task: place(task).place),
+        "kind": tuple(by_kind),
+        "phase": _shares(parts, tasks, total, lambda task: place(task).phase.partition("/")[0]),
+        "module": _shares(parts, tasks, total, lambda task: place(task).module or "(no module)"),
+        "line": _shares(parts, tasks, total, lambda task: place(task).place),
     }
 
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
 from typing import Final
 
-from gpuprobe.model.plans.step_time import StepTime
+from gpuprobe.model.plans.step_time import LINKS, RANKS, RankStepTime, StepTime
 from gpuprobe.model.run.recording import RankRecording
-from gpuprobe.model.run.work import StepWork
+from gpuprobe.model.run.work import StepWork, WorkKind
 from gpuprobe.model.values import Unavailable
-from gpuprobe.step_time.predict import TimelineSpan, predict, timeline
+from gpuprobe.step_time.predict import (
+    TimelineSpan,
+    predict,
+    predict_together,
+    timeline,
+    timelines_together,
+)
 from gpuprobe.step_time.prices import Prices, prices
 from gpuprobe.step_time.speeds import all_speeds
 
@@ -38,14 +46,82 @@ def step_time_of(
     return predict(work, index, of_gpu, per_node=per_node or _per_node(rank))
 
 
-def timeline_of(rank: RankRecording) -> tuple[str, list[TimelineSpan]] | Unavailable:
-    """The GPU's name, and the course of the step whose time `step_time_of` predicts."""
-    chosen = _step_and_prices(rank, "", 0.0)
-    if isinstance(chosen, Unavailable):
-        return chosen
-    _, work, of_gpu = chosen
-    spans = timeline(work, of_gpu, per_node=_per_node(rank))
-    return spans if isinstance(spans, Unavailable) else (of_gpu.name, spans)
+def job_time_of(ranks: Sequence[RankRecording], *, per_node: int = 0) -> StepTime | Unavailable:
+    """The time of the last whole step that all ranks of a job have, which are played together: see
+    `step_time_of`. It is that of the slowest rank; of the first, alone, where the recording lacks a
+    rank, or the groups of its collectives, which were not recorded before 2.11.
+    """
+    first = ranks[0]
+    job = _job(ranks)
+    if isinstance(job, Unavailable):
+        return job
+    if job is None:
+        return step_time_of(first, per_node=per_node)
+    index, steps, of_gpu = job
+    times = predict_together(steps, index, of_gpu, per_node=per_node or _per_node(first))
+    if isinstance(times, Unavailable):
+        return times
+    rows = [
+        RankStepTime(rank, time.expected_ns, time.bound_by(LINKS), time.bound_by(RANKS))
+        for rank, time in sorted(times.items())
+    ]
+    slowest = max(rows, key=lambda row: (row.ns, -row.waits_ns))
+    return replace(times[slowest.rank], by_rank=tuple(rows))
+
+
+def timelines_of(ranks: Sequence[RankRecording]) -> dict[int, tuple[str, list[TimelineSpan]]]:
+    """By the rank, the GPU's name and the course of the step whose time `job_time_of` predicts;
+    without the ranks that have none.
+    """
+    job = _job(ranks)
+    if isinstance(job, Unavailable):
+        return {}
+    if job is not None:
+        _, steps, of_gpu = job
+        courses = timelines_together(steps, of_gpu, per_node=_per_node(ranks[0]))
+        if isinstance(courses, Unavailable):
+            return {}
+        return {rank: (of_gpu.name, spans) for rank, spans in courses.items()}
+    alone = {}
+    for rank in ranks:
+        chosen = _step_and_prices(rank, "", 0.0)
+        if not isinstance(chosen, Unavailable):
+            _, work, of_gpu = chosen
+            spans = timeline(work, of_gpu, per_node=_per_node(rank))
+            if not isinstance(spans, Unavailable):
+                alone[rank.session.rank] = of_gpu.name, spans
+    return alone
+
+
+def _job(
+    ranks: Sequence[RankRecording],
+) -> tuple[int, dict[int, StepWork], Prices] | Unavailable | None:
+    """The last whole step of all ranks: its index, its work by the rank, and the prices of their
+    GPU. None where they cannot be played together.
+    """
+    if len(ranks) == 1 or len(ranks) < ranks[0].session.world_size:
+        return None
+    steps: dict[int, dict[int, StepWork]] = {}
+    gpus: dict[str, Prices] = {}
+    for rank in ranks:
+        chosen = _steps_and_prices(rank, "", 0.0)
+        if isinstance(chosen, Unavailable):
+            return chosen
+        steps[rank.session.rank], of_gpu = chosen
+        gpus[of_gpu.name] = of_gpu
+    if not all(_has_groups(step) for one in steps.values() for step in one.values()):
+        return None
+    if len(gpus) > 1:
+        return _SEVERAL
+    common = set.intersection(*map(set, steps.values()))
+    if not common:
+        return Unavailable("no step is complete on all ranks")
+    index = max(common)
+    return index, {rank: one[index] for rank, one in steps.items()}, gpus.popitem()[1]
+
+
+def _has_groups(step: StepWork) -> bool:
+    return all(len(work.sizes) > 1 for work in step.works if work.kind is WorkKind.COLLECTIVE)
 
 
 def _per_node(rank: RankRecording) -> int:
@@ -58,6 +134,18 @@ def _step_and_prices(
     """The last whole step with work, of the first ones: its index and work, and the prices of its
     GPU.
     """
+    chosen = _steps_and_prices(rank, gpu, network)
+    if isinstance(chosen, Unavailable):
+        return chosen
+    steps, of_gpu = chosen
+    index = max(steps)
+    return index, steps[index], of_gpu
+
+
+def _steps_and_prices(
+    rank: RankRecording, gpu: str, network: float
+) -> tuple[dict[int, StepWork], Prices] | Unavailable:
+    """The whole steps with work, of the first ones, by their index, and the prices of the GPU."""
     if not rank.session.virtual:
         return NO_WORK
     known = [
@@ -67,18 +155,18 @@ def _step_and_prices(
     ]
     if not known:
         return NO_WORK
-    whole = [(index, work) for index, ended_by, work in known if ended_by != "end"]
+    whole = {index: work for index, ended_by, work in known if ended_by != "end"}
     if not whole:
         return Unavailable("no step is complete")
     names = {gpu} if gpu else _recorded_gpus(rank)
     if len(names) != 1:
-        return Unavailable("the GPU of the recording is unknown" if not names else _SEVERAL)
+        return Unavailable("the GPU of the recording is unknown") if not names else _SEVERAL
     name = names.pop()
     of_gpu = prices(name if gpu else _named().get(name, name), network)
-    return of_gpu if isinstance(of_gpu, Unavailable) else (*whole[-1], of_gpu)
+    return of_gpu if isinstance(of_gpu, Unavailable) else (whole, of_gpu)
 
 
-_SEVERAL: Final = "the process uses GPUs of several kinds"
+_SEVERAL: Final = Unavailable("the program uses GPUs of several kinds")
 
 
 def _recorded_gpus(rank: RankRecording) -> set[str]:

@@ -33,7 +33,8 @@ class LaunchCounter(Protocol):
 class GpuCall(NamedTuple):
     """A call to the GPU. ``operator``: the number that `CallLog.begin` got in that thread; 0: none.
     ``value``: bytes, or the number of an event. ``what``: of a kernel its mangled name, of a copy
-    its direction, followed by " sync" if the host waits; of a collective its name and ranks.
+    its direction, followed by " sync" if the host waits; of a collective its name, and ``group``
+    the sizes of its `Work`.
     """
 
     action: Action
@@ -43,6 +44,7 @@ class GpuCall(NamedTuple):
     value: int
     what: str
     thread: int
+    group: tuple[int, ...] = ()
 
 
 class CallLog(Protocol):

@@ -18,6 +18,13 @@ from gpuprobe.cli.commands import COMMANDS
 
 # Everything on the pages that is not run, with the page and the reason that it gives.
 SKIPPED = {
+    *(
+        ("docs/how-to/gate-memory-in-ci.md", command, "run by tests/step_time/test_scaling.py")
+        for command in (
+            "gpuprobe baseline update --gpu 4xa100-40gb -- torchrun --nproc-per-node 4 train.py",
+            "gpuprobe check",
+        )
+    ),
     ("README.md", "make demo", "run by test_make_demo, or would run itself"),
     ("README.md", "make test", "run by test_make_demo, or would run itself"),
     (

@@ -7,7 +7,7 @@ import torch
 
 from gpuprobe.model.run.work import Action, Work, WorkKind
 from gpuprobe.sampler.tracing.work import _moved
-from gpuprobe.step_time.predict import with_exchanges
+from gpuprobe.step_time.priced import with_exchanges
 from gpuprobe.step_time.prices import Price, Prices, prices
 from gpuprobe.step_time.replay import Task
 from gpuprobe.torch_support.engine_reports import GpuCall
@@ -25,7 +25,7 @@ def task(name: str, size: int, *, operator: int = 1, ranks: int = 4) -> Task:
 )
 def test_the_payload_is_all_that_is_gathered_or_scattered(name: str, payload: int) -> None:
     """NCCL is called with the bytes of one rank for these; prices are by the whole."""
-    work = _moved(GpuCall(Action.COLLECTIVE, 0, 1, 0, 100, f"{name} 4", 1))
+    work = _moved(GpuCall(Action.COLLECTIVE, 0, 1, 0, 100, name, 1, (4,)))
     assert work.read == payload
 
 

@@ -30,6 +30,37 @@ if several:
     dist.destroy_process_group()
 """
 
+PIPELINE = """\
+import os
+import torch
+import torch.distributed as dist
+
+rank = int(os.environ["RANK"])
+dist.init_process_group("nccl")
+torch.cuda.set_device(rank)
+stage = torch.nn.Linear(2048, 2048).cuda()
+for _ in range(3):
+    stage.zero_grad()
+    inputs, outputs = [], []
+    for _ in range(3):
+        x = torch.zeros(4096, 2048, device="cuda", requires_grad=True)
+        if rank:
+            dist.recv(x.detach(), 0)
+        inputs.append(x)
+        outputs.append(stage(x))
+        if not rank:
+            dist.send(outputs[-1].detach(), 1)
+    for x, y in zip(inputs, outputs):
+        gradient = torch.ones_like(y)
+        if not rank:
+            dist.batch_isend_irecv([dist.P2POp(dist.irecv, gradient, 1)])[0].wait()
+        y.backward(gradient)
+        if rank:
+            dist.batch_isend_irecv([dist.P2POp(dist.isend, x.grad, 0)])[0].wait()
+    torch.optim.SGD(stage.parameters(), 0.1).step()
+dist.destroy_process_group()
+"""
+
 
 def gpuprobe(*words: str, folder: Path) -> str:
     done = subprocess.run(
@@ -51,6 +82,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     gpuprobe(*run, "one.gpuprobe", "--gpu", "a100-40gb", "train.py", folder=folder)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py"]
     gpuprobe(*run, "two.gpuprobe", "--gpu", "2xa100-40gb", "--", *torchrun, folder=folder)
+    (folder / "stages.py").write_text(PIPELINE, encoding="utf-8")
+    torchrun[-1] = "stages.py"
+    gpuprobe(*run, "stages.gpuprobe", "--gpu", "2xa100-40gb", "--", *torchrun, folder=folder)
     return folder
 
 
@@ -72,6 +106,40 @@ def test_ranks_of_a_launcher_have_the_uses_of_memory(folder: Path) -> None:
     assert any(row["name"] == "collective" for row in report["step_time"]["by_kind"])
     assert "rows" in report["needs"]
     assert not any(cause["rule"] == "too-early" for cause in report["causes"])  # DDP's buckets
+
+
+def test_ranks_of_a_pipeline_wait_for_each_other(folder: Path) -> None:
+    """Of 3 microbatches in 2 equal stages, a quarter of the pipeline's time is its bubble."""
+    time = json.loads(gpuprobe("report", "stages.gpuprobe", "--json", folder=folder))["step_time"]
+    assert [row["rank"] for row in time["by_rank"]] == [0, 1]
+    shares = [row["waits_ns"] / row["ns"] for row in time["by_rank"]]
+    assert all(0.15 < share < 0.3 for share in shares)
+    assert sum(row["ns"] for row in time["bounds"]) == time["expected_ns"]
+    assert "waiting for other ranks" in [row["name"] for row in time["by_kind"]]
+    gpuprobe("report", "stages.gpuprobe", "--perfetto", "course.json", folder=folder)
+    events = json.loads((folder / "course.json").read_text(encoding="utf-8"))["traceEvents"]
+    assert any(event["name"] == "Recv: waiting for other ranks" for event in events)
+
+
+def test_the_time_of_a_job_is_checked(folder: Path) -> None:
+    """The baseline keeps the command after ``--`` and its GPUs: a check repeats it."""
+    program = (folder / "train.py").read_text(encoding="utf-8")
+    (folder / "job.py").write_text(program, encoding="utf-8")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "job.py"]
+    update = ("baseline", "update", "--gpu", "2xa100-40gb", "--baseline", "job.json")
+    gpuprobe(*update, "--", *torchrun, folder=folder)
+    twice = program.replace("model(torch", "model(torch.zeros(64, 2048).cuda()); model(torch")
+    (folder / "job.py").write_text(twice, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "gpuprobe", "check", "--baseline", "job.json", "--json"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    metrics = json.loads(done.stdout)["metrics"]
+    assert any(row["name"] == "step_time" and row["regressed"] for row in metrics)
 
 
 def test_an_estimate_has_time_and_cost(folder: Path) -> None:

@@ -40,7 +40,7 @@ from gpuprobe.model.run.session import DeviceWindow, Step
 from gpuprobe.model.trace import COLUMNS, EventColumns, LiveColumns, MemoryTrace
 from gpuprobe.model.values import Bytes, Peak, Unavailable
 from gpuprobe.step_time.predict import VERSION
-from gpuprobe.step_time.recorded import step_time_of
+from gpuprobe.step_time.recorded import job_time_of
 
 ReadSources: TypeAlias = Callable[[Mapping[str, str]], Mapping[str, Source]]
 
@@ -94,7 +94,7 @@ def baseline_of(
             metrics[name] = -(-total // max(1, len(steps))) if name != "races" else total
             named = {naming.place(place): count for place, count in places.items()}
             accounts[ACCOUNT_OF[name]] = counted(named, total)
-    time = step_time_of(site.rank)
+    time = job_time_of(recording.ranks)
     if not isinstance(time, Unavailable):
         metrics["step_time"] = time.expected_ns
         lines = Counter[str]()

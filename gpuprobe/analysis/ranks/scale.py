@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 from gpuprobe.analysis.ranks.stragglers import BACKWARD, full_rows, phase_waits
 from gpuprobe.errors import DataError
-from gpuprobe.model.plans.step_time import LINKS, StepTime
+from gpuprobe.model.plans.step_time import LINKS, RankStepTime
 from gpuprobe.model.run.columns import DURATION, MISSING, WAITED, StepColumns
 from gpuprobe.model.run.jobs import RUN, ScaleRow, Scaling
 from gpuprobe.model.run.recording import RankRecording, Recording
-from gpuprobe.model.values import Unavailable
-from gpuprobe.step_time.recorded import step_time_of
+from gpuprobe.model.values import Nanoseconds, Unavailable
+from gpuprobe.step_time.recorded import job_time_of
 
 
 class _Cost(NamedTuple):
@@ -137,25 +137,22 @@ def _check_complete(name: str, ranks: Mapping[int, RankRecording]) -> None:
 
 
 def _predicted(recording: Recording) -> _Cost:
-    """The cost of the last whole step on simulated GPUs, as predicted. Ranks wait for each other in
-    collectives: a step takes all as long as it does the slowest.
-    """
-    ranks = {rank.session.rank: rank for rank in recording.ranks}
+    """The cost of the last whole step on simulated GPUs, as predicted."""
     name = PurePath(recording.path).name
-    _check_complete(name, ranks)
-    times: list[StepTime] = []
-    for rank in ranks.values():
-        time = step_time_of(rank)
-        if isinstance(time, Unavailable):
-            raise DataError(
-                f"{name}: the time of a step is not predicted: {time.reason}",
-                hint="record with --level trace on a GPU whose speeds are known",
-            )
-        times.append(time)
-    slowest = max(time.expected_ns for time in times)
-    sent = [sum(row.ns for row in time.bounds if row.name == LINKS) for time in times]
-    waited = sum(slowest - time.expected_ns for time in times)
-    return _Cost(len(ranks), 1, slowest * len(ranks), (sum(sent), waited))
+    _check_complete(name, {rank.session.rank: rank for rank in recording.ranks})
+    time = job_time_of(recording.ranks)
+    if isinstance(time, Unavailable):
+        raise DataError(
+            f"{name}: the time of a step is not predicted: {time.reason}",
+            hint="record with --level trace on a GPU whose speeds are known",
+        )
+    ranks = time.by_rank or (
+        RankStepTime(0, time.expected_ns, time.bound_by(LINKS), Nanoseconds(0)),
+    )
+    # Without collectives, a fast rank is ahead of the others: in an epoch it waits at the end.
+    waited = sum(row.waits_ns + time.expected_ns - row.ns for row in ranks)
+    communication = sum(row.communication_ns for row in ranks)
+    return _Cost(len(ranks), 1, time.expected_ns * len(ranks), (communication, waited))
 
 
 def _waited(columns: StepColumns, ranks: int) -> Sequence[int] | None:

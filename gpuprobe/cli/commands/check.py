@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -139,13 +139,28 @@ def planned(
     args: argparse.Namespace, *, before: Baseline | None, project: ProjectSettings, **more: Any
 ) -> CheckPlan:
     """The plan of a run, from the options, the baseline and pyproject.toml."""
-    from gpuprobe.gate.plan import plan
+    from gpuprobe.gate.plan import gpu_of, own_command, plan
     from gpuprobe.planning.commands import is_command
 
     own = args.target == PROJECTS_OWN
     command = [] if args.target is None or own else [args.target, *args.args]
+    name = more.get("name", "")
     if own and args.args and not args.args[0].startswith("-") and is_command(args.args[0]):
-        return plan([_recorded(args)], before=before, project=project, **more)
+        words = tuple(args.args)
+    elif args.module is None and not command and not args.args:
+        words = own_command(before, project, name)
+    else:
+        words = ()
+    if words:
+        gpu = args.gpu or gpu_of(before, project, name)
+        return plan(
+            [_recorded(args, words, gpu)],
+            before=before,
+            project=project,
+            recorded=("--", *words),
+            gpu=gpu,
+            **more,
+        )
     return plan(
         args.module if args.module is not None else command,
         more=args.args if own else (),
@@ -160,10 +175,8 @@ def planned(
     )
 
 
-def _recorded(args: argparse.Namespace) -> str:
-    """Run the command after ``--``, and return its recording, which exists as long as this
-    process.
-    """
+def _recorded(args: argparse.Namespace, words: Sequence[str], gpu: str | None) -> str:
+    """Run a command, and return its recording, which exists as long as this process."""
     import atexit
     import shutil
     import tempfile
@@ -176,11 +189,18 @@ def _recorded(args: argparse.Namespace) -> str:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     output = Path(folder) / "command.gpuprobe"
     with output_to_stderr():
-        result = run_command(args.args, output, gpu=args.gpu, compute=args.compute or "real")
+        result = run_command(
+            words,
+            output,
+            level="trace",
+            trace_steps="all",
+            gpu=gpu,
+            compute=args.compute or "real",
+        )
     if result.code or not result.recordings:
         why = failed_ranks(result.recordings) or f"it exited with code {result.code}"
         raise ProgramFailed(
-            f"{args.args[0]}: {why if result.code else 'no process used a GPU through torch'}"
+            f"{words[0]}: {why if result.code else 'no process used a GPU through torch'}"
         )
     return str(result.recordings[0])
 

@@ -13,8 +13,9 @@ MEMORY: Final = "memory bandwidth"
 HOST: Final = "launches by the host"
 LINKS: Final = "communication"
 COPIES: Final = "copies"
+RANKS: Final = "waiting for other ranks"
 
-BOUNDS: Final = (COMPUTE, MEMORY, HOST, LINKS, COPIES)
+BOUNDS: Final = (COMPUTE, MEMORY, HOST, LINKS, COPIES, RANKS)
 
 NOT_PREDICTED: Final = Unavailable("not predicted")
 
@@ -33,13 +34,26 @@ class TimeShare:
 @dataclass(frozen=True, slots=True)
 class BoundShare:
     """How much of a step is bound by one of `BOUNDS`: the GPU computes, or moves bytes of its
-    memory; or it waits for launches, for communication or for copies, with nothing to compute.
+    memory; or it waits for launches, for communication, for copies, or until other ranks call
+    the same, with nothing to compute.
     What it does before it waits for a launch is bound by launches, too: the step would take as
     long if that was faster.
     """
 
     name: str
     ns: Nanoseconds
+
+
+@dataclass(frozen=True, slots=True)
+class RankStepTime:
+    """One rank's step: how long it takes, and how much of it is communication, or waiting for other
+    ranks, with nothing to compute.
+    """
+
+    rank: Count
+    ns: Nanoseconds
+    communication_ns: Nanoseconds
+    waits_ns: Nanoseconds
 
 
 @record(frozen=True)
@@ -52,7 +66,9 @@ class StepTime:
     counts to what the GPU computes then, or to what it waits for. ``gpu_ns``: all work on the GPU,
     overlapping or not. ``flops``: of matrix products, attention and convolutions; ``used``:
     of the GPU's peak for their types. ``tokens`` and ``images`` of a step, 0 where it has none.
-    ``left_out``: what the figure does not contain. ``sources``: of the prices.
+    ``left_out``: what the figure does not contain. ``sources``: of the prices. ``by_rank``: of a
+    job whose ranks were played together, all of them; the tables describe the slowest, of equally
+    slow ones that which waits the least.
     """
 
     gpu: str
@@ -75,10 +91,15 @@ class StepTime:
     images: Count = 0
     left_out: Annotated[tuple[str, ...], "what the time does not contain"] = ()
     sources: Annotated[tuple[str, ...], AtMost(64), "where the prices are from"] = ()
+    by_rank: tuple[RankStepTime, ...] = ()
 
     def per_second(self, count: int) -> tuple[float, float]:
         """``count`` of a step as a rate: the low and the high end."""
         return count / (self.high_ns * 1e-9), count / (self.low_ns * 1e-9)
+
+    def bound_by(self, name: str) -> Nanoseconds:
+        """How much of the step is bound by one of `BOUNDS`."""
+        return Nanoseconds(sum(row.ns for row in self.bounds if row.name == name))
 
 
 @record(frozen=True)

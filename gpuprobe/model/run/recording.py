@@ -157,7 +157,7 @@ class ChildRow:
 SCHEMA = "gpuprobe.recording"
 """The schema in the first line of every rank's stream."""
 
-SCHEMA_VERSION = (2, 10)
+SCHEMA_VERSION = (2, 11)
 """(major, minor). A newer major is refused; a newer minor only adds keys.
 
 History:
@@ -173,6 +173,7 @@ History:
 * 2.8: `LaterUses`; the path of a ``Holder``, and where it begins.
 * 2.9: `HeldRows`; ``SessionEnd.pinned``.
 * 2.10: ``Step.work``.
+* 2.11: the groups of collectives in ``Step.work``: `Work.sizes`.
 """
 
 

@@ -55,7 +55,9 @@ class Work:
     * attention: batch, query heads, key heads, queries, keys, size of a query's head, of a value's
     * convolution: batch, input channels, output channels, output positions, kernel positions,
       groups
-    * collective: ranks, nodes
+    * collective: ranks; in a job of several processes then the number of its group, which is the
+      same in all of them, and the rank in it; of a send or receipt then the peer's rank, and the
+      number of the batch (NCCL's group of calls) that it is in, 0 for none
     * elementwise: of a softmax and its backward pass the length of a row
     * anything else: empty
 

@@ -244,6 +244,7 @@ bool exchange_identity(void *id) {
   return true;
 }
 bool exchange_is_identity(const void *id) { return *(const uint64_t *)id == ID_MAGIC; }
+uint32_t exchange_number(const void *id) { identity i; memcpy(&i, id, sizeof i); return (uint32_t)(i.key & 0x7fffffff) | 1; }
 void exchange_forget(const void *id) { identity i; memcpy(&i, id, sizeof i); if (i.pid == getpid() && i.magic == ID_MAGIC) close(i.fd); }
 
 static bool all_joined(exchange *x, const pending *p, int *missing) {

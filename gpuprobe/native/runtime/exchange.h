@@ -8,6 +8,7 @@ typedef struct { int kind, type, op, root, peer; uint64_t count; } exchange_call
 typedef struct exchange exchange;
 
 bool exchange_identity(void *id);            // a new group's ncclUniqueId
+uint32_t exchange_number(const void *id);    // the same in all of its ranks, and not 0
 bool exchange_is_identity(const void *id);
 void exchange_forget(const void *id);        // of a group that nobody joins
 exchange *exchange_join(const void *id, int size, int rank);

@@ -5,8 +5,9 @@
 #include "exchange.h"
 
 // size: 0 where it is unknown. together: its ranks are devices of this process, whose values
-// gpuprobe/native/values/collectives.py computes. x: NULL for a rank that is alone.
-typedef struct { uint32_t magic; int rank, size, parent, device, together; exchange *x; } communicator;
+// gpuprobe/native/values/collectives.py computes. x: NULL for a rank that is alone; group: the same number in
+// all ranks of its group, 0 for one that is alone.
+typedef struct { uint32_t magic; int rank, size, parent, device, together; uint32_t group; exchange *x; } communicator;
 static atomic_bool alone;
 // Whether this process is the one rank of an estimate.
 void FN(ncclAlone)(bool on) { atomic_store(&alone, on); }
@@ -27,7 +28,7 @@ static int make(communicator **out, int size, int rank) {
   if (rank < 0 || rank >= size) return 4;   // ncclInvalidArgument
   if (ensure_context(current_device())) return 1;
   communicator *c = calloc(1, 4096);   // torch reads nothing of it
-  *c = (communicator){COMMUNICATOR_MAGIC, rank, size, size, current_device(), 0, NULL};
+  *c = (communicator){COMMUNICATOR_MAGIC, rank, size, size, current_device(), 0, 0, NULL};
   *out = c;
   return 0;
 }
@@ -36,6 +37,7 @@ static int join(communicator **out, int size, int rank, const void *id) {
   if (status || atomic_load(&alone) || !exchange_is_identity(id)) return status;
   if (size == 1) exchange_forget(id);
   else if (!((*out)->x = exchange_join(id, size, rank))) return 2;   // ncclSystemError
+  else (*out)->group = exchange_number(id);
   return 0;
 }
 int FN(ncclCommInitRank)(communicator **out, int size, unique_id id, int rank) { return join(out, size, rank, &id); }
@@ -254,14 +256,19 @@ int FN(ncclRedOpCreatePreMulSum)(int *out, void *scalar, int type, int residence
   return 0;
 }
 
-// bytes: of a collective that gathers or scatters, the part of one rank.
-static void noted(const communicator *c, const char *name, void *stream, size_t bytes, const void *from, void *to) {
-  LOG(.kind = LOG_COLLECTIVE, .device = current_device(), .stream = stream_number(stream), .name = name, .a = (uint64_t)from, .b = (uint64_t)to, .bytes = bytes, .grid = {c ? (uint32_t)c->size : 0}, .captured = capture_of(stream) != NULL);
+static __thread int depth;         // of ncclGroupStart
+static __thread uint32_t groups;   // of calls, so far
+
+// bytes: of a collective that gathers or scatters, the part of one rank. peer: of a send or receipt, else -1.
+// An entry's grid: ranks, the group's number, this rank; block: one more than the peer, and of calls from
+// ncclGroupStart to ncclGroupEnd a number, another one for the next.
+static void noted(const communicator *c, const char *name, void *stream, size_t bytes, const void *from, void *to, int peer) {
+  LOG(.kind = LOG_COLLECTIVE, .device = current_device(), .stream = stream_number(stream), .name = name, .a = (uint64_t)from, .b = (uint64_t)to, .bytes = bytes, .grid = {c ? (uint32_t)c->size : 0, c ? c->group : 0, c ? (uint32_t)c->rank : 0}, .block = {(uint32_t)(peer + 1), depth ? groups % 8 + 1 : 0}, .captured = capture_of(stream) != NULL);
   collective_sent();
   COUNT(.kind = LOG_COLLECTIVE, .name = name, .device = current_device(), .captured = capture_of(stream) != NULL);
 }
 static int sent(const communicator *c, const char *name, void *stream, size_t bytes, const void *from, void *to, size_t copy) {
-  noted(c, name, stream, bytes, from, to);
+  noted(c, name, stream, bytes, from, to, -1);
   if (from && to && from != to && copy && copy <= small) {
     if (!capture_node(stream, (graph_node){MEMCPY_NODE, .name = name, .to = to, .from = from, .bytes = copy})) copy_bytes(to, from, copy);
   } else {
@@ -295,7 +302,7 @@ int FN(collectives_captured)(void **out, int most) {
 }
 void FN(collectives_play)(void *c) { play(c); }
 static int exchanged_call(communicator *c, const char *name, exchange_call call, const void *from, size_t bytes, void *to, void *stream) {
-  noted(c, name, stream, call.kind == REDUCE_SCATTER || call.kind == SCATTER ? call.count * width(call.type) : bytes, from, to);
+  noted(c, name, stream, call.kind == REDUCE_SCATTER || call.kind == SCATTER ? call.count * width(call.type) : bytes, from, to, call.peer);
   if (!capture_of(stream)) return issue(c->x, call, from, bytes, to, stream);
   captured_call *kept = malloc(sizeof *kept);   // as long as the process: graphs are copied
   *kept = (captured_call){c->x, call, from, bytes, to, false};
@@ -369,13 +376,14 @@ int FN(ncclScatter)(const void *from, void *to, size_t n, int type, int root, co
 #define MOST_CALLS 4096
 typedef struct { const void *from; void *to; size_t bytes; int peer; void *stream; } lone_call;
 static __thread lone_call calls[MOST_CALLS];
-static __thread int depth, call_count;
+static __thread int call_count;
 static void received(void *to, size_t bytes, void *stream) {
   if (to && bytes <= small && !capture_of(stream)) set_bytes(to, 0, 1, bytes);   // so that results repeat
 }
 int FN(ncclGroupStart)(void) { depth++; return 0; }
 int FN(ncclGroupEnd)(void) {
   if (depth > 0 && --depth) return 0;
+  groups++;
   for (int i = 0; i < call_count; i++) {
     if (!calls[i].to) continue;
     const void *from = NULL;

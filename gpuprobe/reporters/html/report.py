@@ -28,6 +28,7 @@ from gpuprobe.model.report import Report, Steps, cut_to
 from gpuprobe.model.run.recording import StepRows
 from gpuprobe.model.text import human_bytes, human_delta
 from gpuprobe.model.values import Peak, Unavailable
+from gpuprobe.reporters.html.course import Courses, course
 from gpuprobe.reporters.html.data import step_columns, track_data, tree_data
 from gpuprobe.reporters.html.draw import Drawing
 from gpuprobe.reporters.html.markup import Markup, Part, el, join, script_json
@@ -84,20 +85,22 @@ def write(
     trees: Trees | None = None,
     problems: Sequence[str] = (),
     hazards: Hazards | None = None,
+    courses: Courses | None = None,
 ) -> None:
     """Write the page of a recording to a text stream (UTF-8).
 
     ``report`` has whole tables, of which `ROWS` rows are shown; ``tracks`` and ``problems`` are
     from `gpuprobe.analysis.inspection.tracks.tracks`. ``trees`` are those of the peak: treemaps by
-    the name of their division, and the flame graphs ``stacks`` and ``all frames``.
+    the name of their division, and the flame graphs ``stacks`` and ``all frames``. ``courses``: of
+    a predicted step.
     """
     data = data_of(report, tracks, trees)
     draw = Drawing(report.session.cwd)
     sections = report_sections(report, full=True, problems=problems, top=ROWS)
     found = {section.name: section for section in sections}
-    chart = None
+    charts = {"step-time": course(courses or {})}
     if len(report.steps.rows) > 2 and data["steps"]:
-        chart = el("div", class_="chart", data_chart="steps")
+        charts["steps"] = el("div", class_="chart", data_chart="steps")
     body: list[Content] = [
         _answer(report, found, draw),
         timeline_section(data["tracks"]),
@@ -108,7 +111,7 @@ def write(
     for name in listed:
         if name == words and hazards is not None:
             body += map(draw.section, hazard_sections(hazards, full=True))
-        body.append(draw.section(found[name], chart if name == "steps" else None))
+        body.append(draw.section(found[name], charts.get(name)))
     page(
         stream,
         title=report.recording.name,

@@ -20,7 +20,7 @@ def _range(name: str, about: str = "") -> InnerObject:
 
 DOCUMENT: Final = Document(
     "gpuprobe.estimate",
-    (3, 2),
+    (3, 3),
     Estimate,
     "What a training script would need on a GPU. Sizes are bytes. A minor version adds keys.",
     shapes={
@@ -70,6 +70,7 @@ DOCUMENT: Final = Document(
   ``schemas/estimate-3.json``.
 * 3.1: ``phases``; ``causes``.
 * 3.2: ``step_time``; ``cost``.
+* 3.3: ``step_time.by_rank``, which is empty.
 """
 
 GPUS: Final = Document(

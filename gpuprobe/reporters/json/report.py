@@ -258,7 +258,7 @@ def need_shapes() -> dict[type, Any]:
 
 DOCUMENT: Final = Document(
     "gpuprobe.report",
-    (2, 13),
+    (2, 14),
     Report,
     "Where the memory of a recording went. Sizes are bytes, durations nanoseconds. A minor version "
     "adds keys.",
@@ -322,6 +322,7 @@ DOCUMENT: Final = Document(
         "2.12": "head causes LineNeed.later_step NeedRow.modules NeedRow.more_modules lifespans "
         "Suggestion.saves OutOfMemory.could_use OutOfMemory.limited PinnedMemory.lines",
         "2.13": "step_time",
+        "2.14": "StepTime.by_rank",
     },
     # A damaged recording, or another clock, can make differences negative.
     bounded=False,
@@ -352,6 +353,7 @@ DOCUMENT: Final = Document(
   memory; ``needs`` by module, ``later_step`` of each of its lines; ``lifespans``; ``head``;
   ``causes``, which have what ``advice`` had on memory that is not needed.
 * 2.13: ``step_time``.
+* 2.14: ``step_time.by_rank``.
 """
 
 to_document = DOCUMENT.plain

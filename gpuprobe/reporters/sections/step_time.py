@@ -53,6 +53,10 @@ def step_time_sections(
         sections.append(
             Section(title, (_table(by, rows, time, top),), f"step-time-{by}", f"Time by {by}")
         )
+    if time.by_rank and (full or any(row.waits_ns >= _LEAST * row.ns for row in time.by_rank)):
+        sections.append(
+            Section("Time of a step by rank", (_rank_table(time, top),), "step-time-rank")
+        )
     if full and time.sources:
         sections.append(Section("Prices", bulleted(time.sources), "step-time-prices"))
     return sections
@@ -202,6 +206,31 @@ def _table(by: str, shares: Sequence[TimeShare], time: StepTime, top: int) -> Ta
         sums = TimeShare(name, sum(row.ns for row in rest), sum(row.calls for row in rest))
         foot.append(_row(sums, time))
     return Table(f"time by {by}", columns, tuple(rows), tuple(foot))
+
+
+def _rank_table(time: StepTime, top: int) -> Table:
+    """The ranks that wait the most; those of a balanced job wait for as long."""
+    columns = (
+        Column("step", 10, number=True),
+        Column("waits for others", 16, gap=2, number=True),
+        Column("share", 6, gap=1, number=True),
+        Column("rank", 0, gap=2, cut=False),
+    )
+    ranked = sorted(time.by_rank, key=lambda row: -row.waits_ns)
+    rows = [
+        Row(
+            (
+                duration(row.ns),
+                duration(row.waits_ns),
+                Cell(f"{row.waits_ns / row.ns:.0%}" if row.ns else "", row.waits_ns),
+                Cell(str(row.rank), row.rank),
+            )
+        )
+        for row in ranked[:top]
+    ]
+    more = len(ranked) - len(rows)
+    foot = [Row((Cell("", 0), Cell("", 0), Cell("", 0), Cell(f"({more} more)", 0)))] if more else []
+    return Table("time by rank", columns, tuple(rows), tuple(foot))
 
 
 def _row(row: TimeShare, time: StepTime, *, place: bool = False) -> Row:

@@ -254,9 +254,8 @@ def _moved(call: GpuCall) -> Work:
         return Work(operator, kind, "uint8", written=call.value)
     if call.action is Action.COPY:
         return Work(operator, kind, "uint8", variant=call.what, read=call.value, written=call.value)
-    name, _, ranks = call.what.rpartition(" ")
-    payload = call.value * (max(1, int(ranks)) if name in _BY_RANK else 1)
-    return Work(operator, kind, sizes=(int(ranks),), variant=name, read=payload)
+    payload = call.value * (max(1, call.group[0]) if call.what in _BY_RANK else 1)
+    return Work(operator, kind, sizes=call.group, variant=call.what, read=payload)
 
 
 def inductor_work(kernel: Any, args: tuple[Any, ...]) -> Work:
