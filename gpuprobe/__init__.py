@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     from gpuprobe.api.check import check
     from gpuprobe.api.devices import devices
     from gpuprobe.api.doctor import doctor
-    from gpuprobe.api.estimates import estimate, fit
     from gpuprobe.api.hazards import allow_sync, declare_access, detect_hazards
     from gpuprobe.api.recordings import diff, load, replay, report
     from gpuprobe.api.simulated_gpu import virtual_gpu
     from gpuprobe.api.watch import record
     from gpuprobe.integrations.steps import watch_steps
     from gpuprobe.model.run.recording import Recording
+    from gpuprobe.planning.estimates import estimate
+    from gpuprobe.planning.fit import fit
 
 __all__ = [
     "Recording",
@@ -51,8 +52,8 @@ _HOMES = {
     "devices": "gpuprobe.api.devices",
     "diff": "gpuprobe.api.recordings",
     "doctor": "gpuprobe.api.doctor",
-    "estimate": "gpuprobe.api.estimates",
-    "fit": "gpuprobe.api.estimates",
+    "estimate": "gpuprobe.planning.estimates",
+    "fit": "gpuprobe.planning.fit",
     "load": "gpuprobe.api.recordings",
     "load_ipython_extension": "gpuprobe.integrations.notebook",
     "record": "gpuprobe.api.watch",

@@ -82,7 +82,7 @@ def test_public_names_cost_no_device_library_until_used() -> None:
         f"import gpuprobe\nfor name in {names}:\n    getattr(gpuprobe, name)\n"
         f"    assert not {heavy} & sys.modules.keys(), name"
     )
-    assert "gpuprobe.api.estimates" in found
+    assert "gpuprobe.planning.estimates" in found
 
 
 def test_info_imports_neither_torch_nor_a_screen() -> None:

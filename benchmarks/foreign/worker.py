@@ -31,9 +31,9 @@ from foreign.programs import Program, load
 
 GPU = os.environ.get("FOREIGN_GPU", "h100-80gb")
 OURS = (
-    "gpuprobe.api.summary",
+    "gpuprobe.recording.summary",
     "gpuprobe.api.recordings",
-    "gpuprobe.api.estimates",
+    "gpuprobe.planning.estimates",
     "gpuprobe.api.watch",
     "gpuprobe.planning.figures",
     "gpuprobe.recording.reader",
@@ -53,6 +53,8 @@ ENDLESS = 10**6
 
 class Call:
     """A function of the corpus, as what `estimate_program` runs."""
+
+    argv = ("",)
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -107,9 +109,11 @@ def outcome(program: Program, mode: str) -> dict[str, Any]:
             "allocated": torch.cuda.max_memory_allocated(),
             "reserved": torch.cuda.max_memory_reserved(),
         }
-    from gpuprobe.api.estimates import estimate_program
+    from gpuprobe.model.plans.request import EstimateRequest
+    from gpuprobe.planning.estimates import estimate_program
 
-    found = estimate_program(call, GPU, steps=ENDLESS, compute=mode)  # type: ignore[arg-type]
+    request = EstimateRequest(gpu=GPU, steps=ENDLESS, compute=mode)
+    found = estimate_program(request, call)  # type: ignore[arg-type]
     return {
         "status": "ran",
         "losses": call.losses,

@@ -9,16 +9,20 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import anyio
 
 from gpuprobe.agents.folders import Folders
-from gpuprobe.agents.worker import START
 from gpuprobe.errors import GpuprobeError, ProgramFailed
+from gpuprobe.processes import command, end_text
 
 Progress = Callable[[float, str], Awaitable[None]]
 """Reports the seconds since the start of a call, and what it does."""
+
+WORKER: Final = "gpuprobe.agents.worker"
+"""The module of a call's process."""
 
 _EVERY_S: Final = 5.0
 """Time between two reports if the call itself reports nothing."""
@@ -84,9 +88,11 @@ class ToolCalls:
 
     async def _run(self, request: Mapping[str, Any], progress: Progress) -> Reply:
         process = await anyio.open_process(
-            [sys.executable, "-c", START],
+            command(WORKER),
             stderr=None,  # the server's
-            cwd=self._folders.roots[0],
+            # Python's import path begins with this folder: not with a file such as json.py of the
+            # working folder, to which the process changes.
+            cwd=Path(sys.executable).parent,
             start_new_session=True,
         )
         self._running.add(process.pid)
@@ -110,8 +116,8 @@ class ToolCalls:
                 await process.aclose()
         if replies:
             return replies[0]
-        how = f"with code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
-        return Reply(None, error=f"the process of the call ended {how}, without a result")
+        error = f"the process of the call ended {end_text(code)}, without a result"
+        return Reply(None, error=error)
 
 
 async def _read(

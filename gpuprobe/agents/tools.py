@@ -1,5 +1,5 @@
-"""The tools as typed functions: each one is a call of `gpuprobe.api`, as the command of its name
-makes it. The server derives the schema of the input from the signature.
+"""The tools as typed functions: each one calls what the command of its name calls. The server
+derives the schema of the input from the signature.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from gpuprobe.errors import ProgramFailed
+from gpuprobe.model.plans.request import EstimateRequest, ranks_of
 
 Notify = Callable[[str], None]
 """Reports what a tool does now, in one line."""
@@ -111,23 +112,23 @@ def estimate(
     """Estimate whether a training script fits on a GPU, without that GPU. Executes the script for a
     few optimizer steps on a simulated GPU. Sizes are bytes.
     """
-    from gpuprobe.api.estimates import estimate_program
-    from gpuprobe.api.watch import program
+    from gpuprobe.planning.estimates import estimate_program
 
-    return estimate_program(
-        program(script, arguments),
-        gpu,
+    request = EstimateRequest(
+        script,
+        tuple(arguments),
+        gpu=gpu,
         steps=steps,
         compute=compute,
         conf=conf,
+        assume=tuple(assume),
         ranks=ranks,
-        rank=_one_or_several(rank),
-        assume=assume,
+        rank=ranks_of(rank),
         link=link,
         per_node=per_node,
-        notify=notify,
         suggest=True,
     )
+    return estimate_program(request, notify=notify)
 
 
 def estimate_model(
@@ -183,9 +184,8 @@ def estimate_model(
     weights and without the GPU. Sizes are bytes. If it does not fit, changes that help are
     estimated too.
     """
-    from gpuprobe.api.estimates import estimate_program
     from gpuprobe.api.models import model_script
-    from gpuprobe.api.watch import program
+    from gpuprobe.planning.estimates import estimate_program
 
     options = {
         "method": method,
@@ -203,16 +203,10 @@ def estimate_model(
     }
     given = {name: value for name, value in options.items() if value is not None}
     with model_script(model, {**given, "ranks": ranks}) as written:
-        found = estimate_program(
-            program(written.path, ()),
-            gpu,
-            steps=steps,
-            conf=conf,
-            ranks=ranks,
-            alternatives=written.alternatives,
-            notify=notify,
-            suggest=True,
+        request = EstimateRequest(
+            written.path, gpu=gpu, steps=steps, conf=conf, ranks=ranks, suggest=True
         )
+        found = estimate_program(request, alternatives=written.alternatives, notify=notify)
         return replace(found, model=written.choices)
 
 
@@ -247,29 +241,20 @@ def fit(
     """Find the largest batch size, or another number, with which a script fits on a GPU. Executes
     the script about a dozen times on a simulated GPU.
     """
-    from gpuprobe.api.estimates import fit_program
+    from gpuprobe.planning.fit import fit_program
 
-    return fit_program(
+    request = EstimateRequest(
         script,
-        arg,
-        arguments,
+        tuple(arguments),
         gpu=gpu,
-        least=min,
-        most=max,
         steps=steps,
         compute=compute,
         conf=conf,
-        ranks=ranks,
-        rank=_one_or_several(rank),
-        assume=assume,
+        assume=tuple(assume),
+        rank=ranks_of(rank),
         suggest=suggest,
-        notify=notify,
     )
-
-
-def _one_or_several(rank: list[int] | str) -> int | list[int] | str:
-    """The value of ``rank`` for `gpuprobe.api.estimates`."""
-    return rank[0] if isinstance(rank, list) and len(rank) == 1 else rank
+    return fit_program(request, arg, ranks=ranks, least=min, most=max, notify=notify)
 
 
 def report(
@@ -284,7 +269,7 @@ def report(
     categories, modules, lines, causes of an out-of-memory error, and advice. Sizes are bytes.
     """
     from gpuprobe.api.recordings import load_to_report
-    from gpuprobe.api.summary import summarize
+    from gpuprobe.recording.summary import summarize
 
     return summarize(load_to_report(recording), top=top, device=device)
 
@@ -338,9 +323,9 @@ def hazards(
     """Detect races between CUDA streams and implicit synchronisations in a script. Executes the
     whole script.
     """
-    from gpuprobe.api.recordings import scratch_recording
     from gpuprobe.api.watch import program, run
     from gpuprobe.errors import UsageError
+    from gpuprobe.recording.files import scratch_recording
 
     if gpu is None and compute != "auto":
         raise UsageError("compute needs gpu", hint='"gpu": "h100-80gb"')

@@ -15,73 +15,36 @@ import json
 import os
 import signal
 import sys
-import threading
 import traceback
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from gpuprobe.agents.bounds import encoded, shorten
 from gpuprobe.agents.folders import Folders
 from gpuprobe.agents.tools import TOOLS, Notify, WithFailure, parameters
 from gpuprobe.errors import DataError, GpuprobeError, InternalError, ProgramFailed
-from gpuprobe.model.io.descriptors import KeptDescriptor, LostDescriptor
-
-# Python would import a file such as json.py of the working folder. As in the command's own process,
-# the first entry is the folder of the programs, which that of a script replaces.
-START: Final = (
-    "import os, sys; "
-    "sys.path[:] = [os.path.dirname(sys.executable), *(path for path in sys.path if path)]; "
-    "from gpuprobe.agents.worker import main; main()"
-)
+from gpuprobe.processes import Channel
 
 
 def main() -> None:
-    """Run the call that stdin requests, in a process that `START` started."""
+    """Run the call that stdin requests."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored in the server
-    requests = KeptDescriptor(os.dup(0))
-    replies = KeptDescriptor(os.dup(1))
-    with open(os.devnull, "r+b", buffering=0) as nothing:  # noqa: PTH123 - a device
-        os.dup2(nothing.fileno(), 0)
-    os.dup2(2, 1)  # from C too
-    request = json.loads(_line(requests))
-    threading.Thread(target=_end_with, args=(requests,), daemon=True).start()
+    channel = Channel()
+    request = channel.receive()
+    if request is None:
+        return
+    channel.end_with_requests()
+    os.chdir(request["folders"][0])
 
     def notify(text: str) -> None:
-        _send(replies, {"progress": text})
+        channel.write(encoded({"progress": text}))
 
     with contextlib.redirect_stdout(sys.stderr):
         reply = call(request, notify)
     sys.stderr.flush()
     # The server interrupts a process that still runs when it has the reply.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _send(replies, reply)
-
-
-def _line(requests: KeptDescriptor) -> bytes:
-    """The next line."""
-    found = b""
-    while not found.endswith(b"\n"):
-        part = os.read(requests.number, 1 << 16)
-        if not part:
-            break
-        found += part
-    return found
-
-
-def _end_with(requests: KeptDescriptor) -> None:
-    """End this process group when the server has closed the stream, or has ended."""
-    try:
-        while os.read(requests.number, 1 << 16):
-            pass
-    except LostDescriptor:
-        return  # closed by the program: the server still ends the process with the call
-    os.killpg(0, signal.SIGKILL)
-
-
-def _send(replies: KeptDescriptor, reply: Mapping[str, Any]) -> None:
-    rest = memoryview(encoded(reply) + b"\n")
-    while rest:
-        rest = rest[os.write(replies.number, rest) :]
+    channel.write(encoded(reply))
 
 
 def call(request: Mapping[str, Any], notify: Notify) -> dict[str, Any]:
@@ -132,3 +95,7 @@ def _show_cause(error: GpuprobeError) -> None:
         from gpuprobe.api.watch import own_traceback
 
         sys.stderr.write(own_traceback(error.__cause__))
+
+
+if __name__ == "__main__":
+    main()

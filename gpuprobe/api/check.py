@@ -130,12 +130,13 @@ def measure(
 
     Raises ProgramFailed if the program fails; KeyboardInterrupt passes through.
     """
-    from gpuprobe.api.recordings import load, scratch_recording
+    from gpuprobe.api.recordings import load
 
     if not module and is_recorded(target):
         return recorded(target, root=root)
     from gpuprobe.api import watch
-    from gpuprobe.api.hazards import DEFAULT_GPU
+    from gpuprobe.model.plans.request import DEFAULT_GPU
+    from gpuprobe.recording.files import scratch_recording
     from gpuprobe.sampler.hooks.optimizer_steps import Limited
 
     if hazards and gpu is None and not _has_gpu():

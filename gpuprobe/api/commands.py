@@ -8,9 +8,7 @@ of the first job, into the recording that was requested.
 from __future__ import annotations
 
 import functools
-import itertools
 import os
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -21,12 +19,12 @@ from types import FrameType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gpuprobe.errors import DataError, GpuprobeError, UsageError
+from gpuprobe.processes import in_foreground
 
 if TYPE_CHECKING:
     from gpuprobe.model.run.recording import Recording
 
 _FORWARDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-_PYTHON: Final = (b"python", b"pypy")
 
 
 class CommandResult(NamedTuple):
@@ -40,94 +38,6 @@ class CommandResult(NamedTuple):
     recordings: tuple[Path, ...]
     assumed: tuple[str, ...]
     unrecorded: Mapping[str, int]
-
-
-def is_command(word: str) -> bool:
-    """Whether the first word of a program is a command, and not a Python file. Raises UsageError if
-    it is neither.
-    """
-    path = Path(word)
-    if path.suffix == ".py" or path.is_dir():
-        return False
-    if path.is_file() and not (
-        os.sep in word and os.access(path, os.X_OK) and not _is_python(path)
-    ):
-        return False
-    if path.is_file() or shutil.which(word):
-        return True
-    raise UsageError(f"no such file or command: {word}")
-
-
-def _is_python(path: Path) -> bool:
-    """Whether the first line of a file names Python."""
-    with path.open("rb") as file:
-        first = file.readline(200)
-    return first.startswith(b"#!") and any(name in first for name in _PYTHON)
-
-
-def name_of(words: Sequence[str]) -> tuple[str, bool]:
-    """The program that a command runs, for the recording's name, and whether it is a module: its
-    first Python file, or the module after the last ``-m``, or its first word.
-    """
-    file = next((word for word in words if word.endswith(".py")), "")
-    if file:
-        return file, False
-    modules = [after for word, after in itertools.pairwise(words) if word == "-m"]
-    return (modules[-1], True) if modules else (words[0], False)
-
-
-class Launched(NamedTuple):
-    """What a command launches: a Python file or a module with its arguments, and the ranks."""
-
-    target: str
-    arguments: tuple[str, ...]
-    module: bool
-    ranks: int
-
-
-def launched_by(words: Sequence[str], gpu: str) -> Launched:
-    """The program that Python or a launcher of ranks (``torchrun``, ``accelerate launch``,
-    ``deepspeed``) runs, and how many ranks it has. A launcher that is given no number starts one
-    for each of the GPUs that ``gpu`` names, ``torchrun`` one.
-
-    Raises UsageError for other commands.
-    """
-    name = Path(words[0]).name
-    launcher = name in _LAUNCHERS or any(word in _LAUNCHER_MODULES for word in words[1:])
-    if not launcher and not name.startswith("python"):
-        raise UsageError(
-            f"{words[0]} is neither Python nor a launcher of ranks",
-            hint=f"gpuprobe run --gpu GPU -- {words[0]} … records whatever a command runs",
-        )
-    rest = [word for word in words[1:] if word not in _LAUNCHER_MODULES]
-    at = next((i for i, word in enumerate(rest) if word.endswith(".py")), -1)
-    modules = [i + 1 for i, word in enumerate(rest[:-1]) if word in ("-m", "--module")]
-    if at < 0 and not modules:
-        raise UsageError(f"{words[0]}: the command names no Python file and no module")
-    module = at < 0
-    at = modules[-1] if module else at
-    ranks = _ranks(rest[:at], gpu, words) if launcher else 1
-    return Launched(rest[at], tuple(rest[at + 1 :]), module, ranks)
-
-
-_LAUNCHERS: Final = ("torchrun", "accelerate", "accelerate-launch", "deepspeed")
-_LAUNCHER_MODULES: Final = ("torch.distributed.run", "torch.distributed.launch", "launch")
-_PROCESSES: Final = ("--nproc-per-node", "--num-processes", "--num-gpus")
-
-
-def _ranks(options: Sequence[str], gpu: str, words: Sequence[str]) -> int:
-    from gpuprobe.catalogue.gpus import parse_spec
-
-    given: dict[str, str] = {}
-    for word, after in itertools.zip_longest(options, options[1:], fillvalue=""):
-        name, equals, value = word.replace("_", "-").partition("=")
-        given[name] = value if equals else after
-    count = next((given[name] for name in _PROCESSES if name in given), "")
-    nodes = given.get("--nnodes", "1")
-    if not count and (Path(words[0]).name == "torchrun" or _LAUNCHER_MODULES[0] in words):
-        count = "1"
-    processes = int(count) if count.isdecimal() else len(parse_spec(gpu))
-    return processes * (int(nodes) if nodes.isdecimal() else 1)
 
 
 def run_command(
@@ -230,14 +140,6 @@ def _forwarding(child: subprocess.Popen[bytes]) -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def in_foreground() -> bool:
-    """Whether this process is in the terminal's foreground group, which gets Ctrl-C."""
-    try:
-        return os.tcgetpgrp(0) == os.getpgrp()
-    except OSError:  # no terminal, or no stdin at all
-        return False
 
 
 def _read(notes: Path) -> tuple[tuple[str, ...], dict[str, int]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuprobe.errors import MissingExtra, UsageError
+from gpuprobe.model.plans.request import DEFAULT_GPU
 from gpuprobe.patching import open_at_exit
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from gpuprobe.hazards.findings.code import Patch
     from gpuprobe.hazards.findings.results import Hazards
 
-DEFAULT_GPU = "h100-80gb"
 _source: EventSource | None = None  # of the check in progress
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,25 +26,7 @@ __all__ = [
     "replay",
     "report",
     "scale",
-    "scratch_recording",
 ]
-
-
-@contextmanager
-def scratch_recording() -> Iterator[Path]:
-    """A path for a recording that this process removes on exit. A ``tempfile.TemporaryDirectory``
-    would also be removed by each forked child that ends.
-    """
-    import shutil  # 7 ms, the two: only for temporary recordings
-    import tempfile
-
-    process = os.getpid()
-    folder = tempfile.mkdtemp(prefix="gpuprobe-")
-    try:
-        yield Path(folder, "run.gpuprobe")
-    finally:
-        if os.getpid() == process:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def load(path: str | os.PathLike[str]) -> Recording:
@@ -73,7 +53,7 @@ def load_to_report(path: str | os.PathLike[str]) -> Recording:
     from gpuprobe.recording.snapshot.child import pending_read
 
     with pending_read(path) as child:
-        import_module("gpuprobe.api.summary")
+        import_module("gpuprobe.recording.summary")
         from gpuprobe.recording.load import load
 
         return load(path, child)
@@ -155,8 +135,8 @@ def report(recording: Recording | str | os.PathLike[str], *, top: int = 10) -> R
 
     Raises what `load` raises.
     """
-    from gpuprobe.api.summary import summarize
     from gpuprobe.model.io.files import gc_paused
+    from gpuprobe.recording.summary import summarize
     from gpuprobe.reporters.json.report import to_document
 
     found = _loaded(recording)

@@ -17,7 +17,7 @@ from gpuprobe.errors import EnvironmentUnavailable, UsageError
 if TYPE_CHECKING:
     from gpuprobe.catalogue.gpu_model import GpuModel
     from gpuprobe.model.plans.serving import ServingEstimate, ServingFit
-    from gpuprobe.planning.serving.command import ServingCommand
+    from gpuprobe.planning.commands import ServingCommand
 
 _OLDEST: Final = (0, 8)
 """The first vLLM whose V1 engine is the default."""
@@ -44,7 +44,7 @@ def estimate_serving(
     EnvironmentUnavailable without vLLM, with one before 0.8, without a torch for CUDA, and if vLLM
     has to compile kernels without nvcc.
     """
-    from gpuprobe.planning.serving.command import serving_command
+    from gpuprobe.planning.commands import serving_command
 
     command = serving_command(words, module=module)
     if command is None:
@@ -171,7 +171,7 @@ def fit_serving(
     Raises what `estimate_serving` raises; UsageError for a script, whose options are its own.
     """
     from gpuprobe.catalogue.gpus import parse_spec
-    from gpuprobe.planning.serving.command import serving_command
+    from gpuprobe.planning.commands import serving_command
     from gpuprobe.planning.serving.search import search
 
     command = serving_command(words)

@@ -33,13 +33,15 @@ def load_gpu(gpu: str, *, endless: bool = False) -> None:
     """
     if find_spec("torch") is None:
         return  # running the program raises MissingExtra
+    if endless:
+        from gpuprobe.planning.estimates import load_simulated
+
+        load_simulated(gpu)
+        return
     from gpuprobe.catalogue.gpus import parse_spec
     from gpuprobe.native.process import load
-    from gpuprobe.torch_support.eager import defer_compiler
 
-    if endless:  # a process for an estimate imports torch's compiler only if the program uses it
-        defer_compiler()
-    load(parse_spec(gpu), endless=endless)
+    load(parse_spec(gpu))
 
 
 def load_for_parts(gpu: str, without: Mapping[str, str | None] | None = None) -> None:

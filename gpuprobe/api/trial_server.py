@@ -1,71 +1,52 @@
 """The process of the trials: it runs programs, each in a fork of itself.
 
-Importing torch takes as long as many programs of a check: here it happens once. The check writes
-one request per line (JSON) to stdin and reads one result per line from stdout. Each program has a
-process group, which is killed at its time limit and at the end of stdin, when the check has ended.
-The folder of the trials is then removed.
+Importing torch takes as long as many programs of a check: here it happens once. When the check has
+ended, and with it the requests (`gpuprobe.processes.serve`), the folder of the trials is removed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import importlib.abc
 import importlib.machinery
 import importlib.util
-import json
 import os
-import select
 import shutil
-import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
 from gpuprobe.api.trials import COMPILER, OVER_LIMITS
 from gpuprobe.gate.trials import TrialFigures, TrialRequest, moved, moved_all
 from gpuprobe.model.text import visible
+from gpuprobe.processes import Channel, serve, to_null
 
 _WAITING: Final = "OMP_WAIT_POLICY"
 
 
-def serve(folder: str, gpu: str, *, compiler: bool) -> None:
-    """Run requests until stdin ends, then remove ``folder``. ``gpu``: the simulated GPU of the
-    programs; ``""`` for the machine's own. ``compiler``: the programs use torch's compiler.
+def main(folder: str, gpu: str, *modules: str) -> None:
+    """Run requests until they end, then remove ``folder``. ``gpu``: the simulated GPU of the
+    programs; ``""`` for the machine's own. ``modules``: `COMPILER`, if the programs use it.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the check handles it and closes stdin
-    _warm_up(gpu, compiler=compiler)
-    wake, alarm = os.pipe()
-    os.set_blocking(alarm, False)
-    os.set_blocking(wake, False)
-    signal.set_wakeup_fd(alarm, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda number, frame: None)
-    results = os.dup(1)
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 1)
-    os.dup2(null, 2)
-    os.close(null)
-    rest = b""
+    channel = Channel()
+    _warm_up(gpu, compiler=COMPILER in modules)
     try:
-        while True:
-            while b"\n" not in rest:
-                more = os.read(0, 1 << 16)
-                if not more:
-                    return
-                rest += more
-            line, _, rest = rest.partition(b"\n")
-            request = TrialRequest(**json.loads(line))
-            failed = _run(request, wake, (wake, alarm, results))
-            if failed is None:
-                return
-            os.write(results, json.dumps({"failed": failed}).encode() + b"\n")
+        serve(channel, _reply)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _reply(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of one program, in a fork for it."""
+    try:
+        figures = _program(TrialRequest(**plain))
+    except BaseException as error:  # noqa: BLE001 - it ends the process
+        figures = TrialFigures({}, {}, _reason(error))
+    return asdict(figures)
 
 
 def _warm_up(gpu: str, *, compiler: bool) -> None:
@@ -114,51 +95,6 @@ def _warm_up(gpu: str, *, compiler: bool) -> None:
         torch.optim.SGD([torch.zeros(())], lr=0.1)  # imports modules of the first optimizer
     if own:
         del os.environ[_WAITING]
-    gc.collect()
-    gc.freeze()  # the pages stay shared with the forks
-
-
-def _run(request: TrialRequest, wake: int, own: Sequence[int]) -> str | None:
-    """Run one program. Returns why it failed, "" if it did not, None if the check has ended.
-    ``own``: the descriptors of this process that the program does not get.
-    """
-    child = os.fork()
-    if child == 0:
-        try:
-            os.setpgid(0, 0)
-            signal.set_wakeup_fd(-1)
-            for descriptor in own:
-                os.close(descriptor)
-            _program(request)
-        except BaseException as error:  # noqa: BLE001 - it ends the process below
-            with contextlib.suppress(OSError):
-                _write_figures(request, TrialFigures({}, {}, _reason(error)))
-        finally:
-            os._exit(0)
-    with contextlib.suppress(OSError):
-        os.setpgid(child, child)
-    deadline = time.monotonic() + request.seconds
-    try:
-        while True:
-            ended, status = os.waitpid(child, os.WNOHANG)
-            if ended:
-                break
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return "it did not end in time"
-            ready = select.select([0, wake], [], [], left)[0]
-            if wake in ready:
-                os.read(wake, 1 << 10)
-            elif 0 in ready:
-                return None  # stdin has ended: no request comes while a program runs
-    finally:
-        with contextlib.suppress(OSError):
-            os.killpg(child, signal.SIGKILL)  # and its child processes
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(child, 0)
-    if os.WIFSIGNALED(status):
-        return f"it was ended by {signal.Signals(os.WTERMSIG(status)).name}"
-    return "" if Path(request.result).exists() else "it ended the process"
 
 
 def _reason(error: BaseException) -> str:
@@ -167,13 +103,10 @@ def _reason(error: BaseException) -> str:
     return visible(text)[:300]
 
 
-def _program(request: TrialRequest) -> None:
-    """Run the program in its copy of the project, in this process, and write its figures."""
-    for number in (signal.SIGCHLD, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+def _program(request: TrialRequest) -> TrialFigures:
+    """Run the program in its copy of the project, in this process; its figures."""
     began = time.monotonic()
-    os.dup2(1, 0)  # the null device, to read and write
+    to_null(1, 2)
     if request.output:
         output = os.open(request.output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         os.dup2(output, 1)
@@ -189,15 +122,11 @@ def _program(request: TrialRequest) -> None:
     sys.meta_path.insert(0, _InCopy(request.root, request.tree))
     sys.path_importer_cache.clear()
     if request.confined:
-        _run_confined(request, began)
-        return
-    if request.test:
-        _write_figures(request, _test_figures(request))
-        return
-    _write_figures(request, _figures(request))
+        return _confined_figures(request, began)
+    return _test_figures(request) if request.test else _figures(request)
 
 
-def _run_confined(request: TrialRequest, began: float) -> None:
+def _confined_figures(request: TrialRequest, began: float) -> TrialFigures:
     """Run the program while it can only write in the folder of its trial."""
     from gpuprobe.gate.confinement import Confinement
 
@@ -212,13 +141,12 @@ def _run_confined(request: TrialRequest, began: float) -> None:
     except Exception as error:  # noqa: BLE001 - it is the result
         figures = TrialFigures({}, {}, _reason(error))
     sys.stdout.flush()
-    figures = replace(
+    return replace(
         figures,
         seconds=time.monotonic() - began,
         memory=tuple(memory.figures),
         outside=confinement.outside,
     )
-    _write_figures(request, figures)
 
 
 class _MemoryQueries:
@@ -327,10 +255,6 @@ class _Reports:
             self.failed = str(report.longrepr).strip().rpartition("\n")[2]
 
 
-def _write_figures(request: TrialRequest, figures: TrialFigures) -> None:
-    Path(request.result).write_text(json.dumps(asdict(figures)), encoding="utf-8")
-
-
 class _InCopy(importlib.abc.MetaPathFinder):
     """A finder that returns the copy of a module which other finders (an editable install) find in
     the project."""
@@ -368,4 +292,4 @@ class _InCopy(importlib.abc.MetaPathFinder):
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], sys.argv[2], compiler=COMPILER in sys.argv[3:])
+    main(*sys.argv[1:])

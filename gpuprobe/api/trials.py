@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 from gpuprobe.errors import EnvironmentUnavailable
+from gpuprobe.processes import Server, end_text
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -32,8 +31,8 @@ COMPILER: Final = "torch._dynamo"
 
 _MOST_OUTPUT: Final = 8 << 20  # bytes of a program's output that are compared
 
-_PATIENCE: Final = 10.0
-"""Seconds that the process of the trials has to end."""
+TRIAL_SERVER: Final = "gpuprobe.api.trial_server"
+"""The module of the process that runs them."""
 
 
 class Trials:
@@ -59,7 +58,8 @@ class Trials:
         self._root = root
         self._gpu = gpu
         self._folder = ""
-        self._server: subprocess.Popen[bytes] | None = None
+        self._server: Server | None = None
+        self._stack = contextlib.ExitStack()
         self.runs = 0
         self.what = "test" if plan.test else "program"
 
@@ -87,7 +87,7 @@ class Trials:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._stop()
+        self._stack.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _require_inside(self) -> None:
@@ -126,64 +126,37 @@ class Trials:
             steps=plan.steps,
             compute=plan.compute,
             seconds=seconds,
-            result=str(base / "figures.json"),
             test=plan.test,
             confined=str(base) if self._confined else "",
             output=str(base / "output") if self._confined else "",
         )
         try:
-            failed = self._response(request.line(), seconds)
-            if failed:
-                figures = TrialFigures({}, {}, failed)
-            else:
-                text = Path(request.result).read_text(encoding="utf-8")
-                figures = TrialFigures(**json.loads(text))
+            figures = self._figures(request)
             return replace(figures, output=_output(request)) if self._confined else figures
         finally:
             shutil.rmtree(base, ignore_errors=True)
 
-    def _response(self, line: str, seconds: float) -> str:
-        """Why the run failed, "" if it did not."""
-        server = self._server or self._start()
-        assert server.stdin is not None
-        assert server.stdout is not None
-        try:
-            server.stdin.write(line.encode("utf-8", "surrogateescape") + b"\n")
-            server.stdin.flush()
-            response = server.stdout.readline()
-        except OSError:
-            response = b""
-        if not response:
-            self._stop()
-            return "the process of the trials ended"
-        return str(json.loads(response)["failed"])
+    def _figures(self, request: TrialRequest) -> TrialFigures:
+        from gpuprobe.gate.trials import TrialFigures
 
-    def _start(self) -> subprocess.Popen[bytes]:
+        server = self._server = self._server or self._start()
+        reply = server.reply(asdict(request))
+        if reply.document is not None:
+            return TrialFigures(**reply.document)
+        failed = "it ended the process"
+        if reply.lost:
+            failed = "the process of the trials ended"
+        elif reply.late:
+            failed = "it did not end in time"
+        elif reply.code < 0:
+            failed = f"it was ended {end_text(reply.code)}"
+        return TrialFigures({}, {}, failed)
+
+    def _start(self) -> Server:
         used = [COMPILER] if COMPILER in sys.modules else []
-        self._server = subprocess.Popen(
-            [sys.executable, "-m", "gpuprobe.api.trial_server", self._folder, self._gpu, *used],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C goes to the check, which ends this process
-            env={**os.environ, **self._environment},
-        )
-        return self._server
-
-    def _stop(self) -> None:
-        """End the process and the program that it runs: it exits at the end of its stdin."""
-        server, self._server = self._server, None
-        if server is None:
-            return
-        for stream in (server.stdin, server.stdout):
-            if stream is not None:
-                with contextlib.suppress(OSError):
-                    stream.close()
-        try:
-            server.wait(_PATIENCE)
-        except subprocess.TimeoutExpired:  # it still imports torch, from a slow disk
-            server.kill()
-            server.wait()
+        environment = {**os.environ, **self._environment}
+        server = Server(TRIAL_SERVER, self._folder, self._gpu, *used, environment=environment)
+        return self._stack.enter_context(server)
 
 
 def _output(request: TrialRequest) -> str:

@@ -36,7 +36,7 @@ def write_report(
     ``path`` exists (unless ``force``) or cannot be written, DataError if nothing was recorded yet.
     """
     from gpuprobe.analysis.inspection.tracks import tracks
-    from gpuprobe.api.summary import summarize
+    from gpuprobe.recording.summary import summarize
     from gpuprobe.reporters.html import report as html_report
     from gpuprobe.step_time.recorded import timelines_of
 
@@ -323,8 +323,8 @@ def html_of(value: Any) -> str:
     """
     from gpuprobe.analysis.inspection.tracks import tracks
     from gpuprobe.api.recordings import ReportDocument
-    from gpuprobe.api.summary import summarize
     from gpuprobe.model.run.recording import Recording
+    from gpuprobe.recording.summary import summarize
     from gpuprobe.reporters.html import notebook
 
     try:

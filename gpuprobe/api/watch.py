@@ -628,7 +628,7 @@ def summary(output: Path, width: int = 80, *, gpu: str = "") -> list[str]:
     from gpuprobe.analysis.completeness import missing_parts
     from gpuprobe.analysis.evaluation import WITH_GRADIENTS
     from gpuprobe.api.recordings import load
-    from gpuprobe.api.summary import summarize
+    from gpuprobe.recording.summary import summarize
     from gpuprobe.reporters.sections.parts import capitalized
     from gpuprobe.reporters.sections.report import (
         ended_out_of_memory,

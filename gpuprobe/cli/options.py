@@ -15,6 +15,7 @@ from gpuprobe.cli import output, stderr
 from gpuprobe.errors import ProgramFailed, UsageError
 from gpuprobe.model.io.descriptors import KeptDescriptor, LostDescriptor
 from gpuprobe.model.outcomes import WrittenFiles
+from gpuprobe.model.plans.request import DEFAULT_GPU, DISTINCT, EstimateRequest, ranks_of
 
 
 class Target(NamedTuple):
@@ -80,7 +81,7 @@ _MOST_RANKS: Final = 65536  # of one range; more are refused as not in the job
 
 def rank_list(text: str) -> list[int] | str:
     """Numbers of ranks, from 0, such as ``0,8-15``; or ``distinct``. Raises ArgumentTypeError."""
-    if text == "distinct":
+    if text == DISTINCT:
         return text
     found: list[int] = []
     for part in text.split(","):
@@ -194,19 +195,25 @@ def add_gpu(
     )
 
 
-DEFAULT_GPU: Final = "h100-80gb"
-
-
-def estimated_run_of(args: argparse.Namespace) -> dict[str, Any]:
-    """The options of `add_estimated_run` without ``--gpu``, as arguments of the estimates."""
-    return {
-        "steps": args.steps,
-        "compute": args.compute,
-        "conf": args.conf,
-        "ranks": args.ranks,
-        "rank": rank_of(args),
-        "assume": args.assume,
-    }
+def estimate_request(
+    args: argparse.Namespace, target: Target, *, ranks: int, **more: Any
+) -> EstimateRequest:
+    """The request for an estimate: of a program, with the options of `add_estimated_run`, and
+    ``more`` of its fields.
+    """
+    return EstimateRequest(
+        script=target.target,
+        arguments=tuple(target.arguments),
+        module=target.module,
+        gpu=args.gpu,
+        steps=args.steps,
+        compute=args.compute,
+        conf=args.conf,
+        assume=tuple(args.assume),
+        ranks=ranks,
+        rank=ranks_of(args.rank),
+        **more,
+    )
 
 
 def add_estimated_run(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
@@ -263,12 +270,6 @@ def add_estimated_run(parser: argparse.ArgumentParser, *, several: bool = False)
         help="with --ranks: which of them, from 0 (default: 0), such as 0,8-15; of several, the "
         "one that needs most counts. distinct: one of each group of ranks that behave alike",
     )
-
-
-def rank_of(args: argparse.Namespace) -> int | list[int] | str:
-    """The value of ``--rank`` for `gpuprobe.api.estimates`."""
-    rank: list[int] | str = args.rank
-    return rank[0] if isinstance(rank, list) and len(rank) == 1 else rank
 
 
 def add_program(

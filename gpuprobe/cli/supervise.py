@@ -13,7 +13,6 @@ import mmap
 import os
 import re
 import signal
-import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from types import FrameType
@@ -21,6 +20,7 @@ from types import FrameType
 from gpuprobe.cli import status_line
 from gpuprobe.errors import ProgramFailed
 from gpuprobe.model.io.descriptors import KeptDescriptor
+from gpuprobe.processes import in_foreground
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
@@ -86,7 +86,7 @@ def _wait(child: int) -> tuple[int, int]:
 
     def forward(number: int, frame: FrameType | None) -> None:
         nonlocal received
-        if number == signal.SIGINT and _in_foreground():
+        if number == signal.SIGINT and in_foreground():
             return  # Ctrl-C: the terminal has sent it to the child, too
         received = number
         with contextlib.suppress(ProcessLookupError):  # it has ended just now
@@ -98,11 +98,3 @@ def _wait(child: int) -> tuple[int, int]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def _in_foreground() -> bool:
-    """Whether this process is in the terminal's foreground group, which gets Ctrl-C."""
-    try:
-        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
-    except (OSError, ValueError, AttributeError):  # no terminal, or no stdin at all
-        return False

@@ -9,11 +9,10 @@ own.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -24,7 +23,7 @@ from gpuprobe.errors import EnvironmentUnavailable
 class TrialRequest:
     """A run, with the arguments of `gpuprobe.api.check.measure`, in the copy ``tree`` of the
     project ``root``. ``folder``: the working directory, in the copy. ``seconds``: its time limit.
-    ``result``: the file for its figures. ``test``: the node id of a test of pytest, whose options
+    ``test``: the node id of a test of pytest, whose options
     are ``arguments`` then. ``confined``: the folder that it may write in, "" for all; its output is
     then in the file ``output``.
     """
@@ -40,14 +39,9 @@ class TrialRequest:
     steps: int | None
     compute: str
     seconds: float
-    result: str
     test: str = ""
     confined: str = ""
     output: str = ""
-
-    def line(self) -> str:
-        """The request as a line of JSON, which the server reads."""
-        return json.dumps(asdict(self))
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 
 from gpuprobe.errors import EnvironmentUnavailable, TooLate, UsageError
+from gpuprobe.model.plans.request import DEFAULT_GPU
 from gpuprobe.user_frames import name_of
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["load_ipython_extension"]
 
-DEFAULT_GPU: Final = "h100-80gb"
+
 _gpu = DEFAULT_GPU
 """What cells simulate that name no GPU: the GPU of an earlier cell, as a kernel has one."""
 
@@ -186,8 +187,9 @@ def _number_of_cell(shell: _Shell) -> int:
 
 
 def _record(cell: _Cell, options: argparse.Namespace) -> Recording:
-    from gpuprobe.api.recordings import load, scratch_recording
+    from gpuprobe.api.recordings import load
     from gpuprobe.api.watch import record
+    from gpuprobe.recording.files import scratch_recording
 
     with ExitStack() as stack:
         if options.output is None:  # kept to the end of the process: it is read on demand
@@ -205,7 +207,7 @@ def _record(cell: _Cell, options: argparse.Namespace) -> Recording:
 
 
 def _estimate(cell: _Cell, options: argparse.Namespace) -> Estimate:
-    from gpuprobe.api.estimates import estimate
+    from gpuprobe.planning.estimates import estimate
 
     def step() -> None:
         cell(simulated=True)

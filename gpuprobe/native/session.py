@@ -11,25 +11,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from gpuprobe.allocator.settings import in_environment, parse_conf
 from gpuprobe.catalogue.gpu_model import GpuModel
 from gpuprobe.catalogue.gpus import parse_spec
 from gpuprobe.errors import GpuprobeError, TooLate, ValueNeeded
 from gpuprobe.model.text import human_bytes
-from gpuprobe.model.trace import AllocatorSettings, EventColumns, MemoryTrace
 from gpuprobe.native import hidden, process
 from gpuprobe.native.calls import NativeCalls
 from gpuprobe.native.launches import NativeLaunches
 from gpuprobe.native.names import readable
-from gpuprobe.native.results import DeviceRun, EngineRun
 from gpuprobe.patching import Patches, when_imported
 from gpuprobe.torch_support import compile_notes
 from gpuprobe.torch_support.engine_reports import add_assumptions, set_call_log, set_launch_counter
-from gpuprobe.torch_support.nccl import buffers
-from gpuprobe.torch_support.process_gpus import NAME, visible
 
 if TYPE_CHECKING:
-    from gpuprobe.model.run.recording import Recording
     from gpuprobe.native.values import Values
     from gpuprobe.native.values.reads import Reads
     from gpuprobe.torch_support.traffic import Traffic
@@ -432,130 +426,3 @@ def session(options: EngineOptions) -> Iterator[NativeSession]:
         yield made
     finally:
         made.stop()
-
-
-class NativeMeasurement:
-    """An estimated run on simulated GPUs that never run out of memory."""
-
-    def __init__(
-        self, options: EngineOptions, job: SimulatedRank, *, bounded: bool = False
-    ) -> None:
-        self._options = options
-        self._job = job
-        self._gpus = parse_spec(options.gpu)
-        self._session = NativeSession(options, self._gpus, job, bounded=bounded)
-        self._elsewhere: tuple[tuple[str, str], ...] = ()
-        text = in_environment() if options.conf is None else options.conf
-        self._settings = parse_conf(text) if text else AllocatorSettings()
-
-    @property
-    def session(self) -> NativeSession:
-        return self._session
-
-    @property
-    def count(self) -> int:
-        """The number of GPUs of one process."""
-        return len(self.models())
-
-    def models(self) -> Mapping[int, GpuModel]:
-        # Not from the runtime: once queried, it would ignore the devices that the program selects.
-        return dict(visible(os.environ.get(NAME), tuple(enumerate(self._gpus))))
-
-    def assume(self, text: str) -> None:
-        self._session.assume(text)
-
-    def include(self, assumed: Sequence[str], unknown_reads: Sequence[tuple[str, str]]) -> None:
-        """Add what was ``assumed`` in processes that the program started, and the results of their
-        `NativeSession.unknown_read`.
-        """
-        known = {*self._session.assumed}
-        for text in assumed:
-            if text not in known:
-                self._session.assume(text)
-        self._elsewhere = tuple(unknown_reads)
-
-    def recorded(self, now_ns: Callable[[], int]) -> None:
-        if self._job.ranks > 1:
-            from gpuprobe.torch_support.traffic import Traffic
-
-            self._session.traffic = Traffic(now_ns)
-
-    def unknown_read(self) -> tuple[str, str]:
-        """As `NativeSession.unknown_read`, of the program and the processes that it started."""
-        reads = (self._session.unknown_read(), *self._elsewhere)
-        decided, largest = (next(filter(None, places), "") for places in zip(*reads, strict=True))
-        return decided, largest
-
-    def too_large(self) -> str:
-        return self._session.too_large()
-
-    def refused(self) -> ValueNeeded | None:
-        return self._session.refused()
-
-    def run(self, recording: Recording) -> EngineRun:
-        peaks = self._session.peaks()
-        runtime = self._session.runtime
-        assert runtime is not None
-        numbers = runtime.visible()
-        traces: dict[str, MemoryTrace] = {}
-        for rank in recording.ranks:
-            for trace in rank.traces:
-                earlier = traces.get(trace.device)
-                traces[trace.device] = trace if earlier is None else joined(earlier, trace)
-        faults = [text for rank in recording.ranks if rank.end for text in rank.end.gpuprobe_faults]
-        if faults:  # the traces end there
-            raise RuntimeError(f"the recording stopped: {faults[0]}")
-        for text in self._session.models:
-            self.assume(text)
-        traffic = self._session.traffic
-        if self._job.peers is not None and traffic is not None:
-            self._job.peers.post_differences(traffic.differences.document())
-        low, high = buffers(traffic.communicators.values() if traffic is not None else ())
-        return EngineRun(
-            count=len(numbers),
-            devices=[
-                # A GPU that is used has been traced: recordings begin with its first use.
-                DeviceRun(
-                    ordinal,
-                    numbers[ordinal],
-                    self._gpus[numbers[ordinal]],
-                    *peaks[ordinal],
-                    traces[f"cuda:{ordinal}"],
-                )
-                for ordinal in sorted(peaks)
-            ],
-            settings=self._settings,
-            compute="real" if self._session.everything else "shapes",
-            ranks=self._job.ranks,
-            rank=self._job.rank,
-            assumed=list(self._session.assumed),
-            unused_assumptions=self._session.unused_assumptions(),
-            traffic=traffic,
-            nccl_low=low,
-            nccl_high=high,
-        )
-
-
-def joined(first: MemoryTrace, second: MemoryTrace) -> MemoryTrace:
-    """Join two traces of one device, of which the second begins where the first ends: all events,
-    and the final layout. What only attribution needs is left out.
-    """
-    pools = [*first.pools, *(pool for pool in second.pools if pool not in first.pools)]
-    number = {index: pools.index(pool) for index, pool in enumerate(second.pools)}
-    events = EventColumns()
-    for name in ("action", "address", "size", "stream", "device_free"):
-        column = getattr(events, name)
-        column.extend(first.events.column(name))
-        column.extend(second.events.column(name))
-    events.pool.extend(first.events.column("pool"))
-    events.pool.extend(number[index] for index in second.events.column("pool"))
-    return MemoryTrace(
-        device=first.device,
-        events=events,
-        baseline=first.baseline,
-        stacks=first.stacks,
-        pools=pools,
-        segments=second.segments,
-        settings=second.settings,
-        complete=first.complete and second.complete,
-    )

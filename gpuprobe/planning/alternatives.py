@@ -8,15 +8,16 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from gpuprobe.allocator.settings import in_environment
 from gpuprobe.errors import GpuprobeError
-from gpuprobe.planning.argument import ParameterSource, parameter_source
+from gpuprobe.model.plans.request import EstimateRequest, ParameterSource
+from gpuprobe.planning.program import parameter_source
 from gpuprobe.planning.suggestions import Alternative, Changes, Skipped
-from gpuprobe.planning.trials import Request
 
 
 class Change(NamedTuple):
@@ -78,33 +79,37 @@ def no_eight_bit() -> str:
     return "" if find_spec("bitsandbytes") else "bitsandbytes is not installed"
 
 
-def script_changes(request: Request) -> Changes:
+def script_changes(request: EstimateRequest) -> Changes:
     """The changes of a user's script, the easiest to adopt first."""
-    if expandable_already(request["conf"]):
+
+    def changed(change: Change) -> Alternative:
+        return Alternative(change.name, replace(request, change=change.key), change.how)
+
+    if expandable_already(request.conf):
         yield Skipped(EXPANDABLE.name, "set already")
     else:
-        conf = with_expandable(request["conf"])
-        yield Alternative(EXPANDABLE.name, {**request, "conf": conf}, EXPANDABLE.how)
+        conf = with_expandable(request.conf)
+        yield Alternative(EXPANDABLE.name, replace(request, conf=conf), EXPANDABLE.how)
     for change in (FUSED, BF16, CHECKPOINT):
-        yield Alternative(change.name, {**request, "change": change.key}, change.how)
+        yield changed(change)
     reason = no_eight_bit()
     if reason:
         yield Skipped(EIGHT_BIT.name, reason)
     else:
-        yield Alternative(EIGHT_BIT.name, {**request, "change": EIGHT_BIT.key}, EIGHT_BIT.how)
-    yield Alternative(OFFLOAD.name, {**request, "change": OFFLOAD.key}, OFFLOAD.how)
+        yield changed(EIGHT_BIT)
+    yield changed(OFFLOAD)
     yield from _smaller_batches(request)
-    if request["ranks"] > 1:
-        twice = 2 * request["ranks"]
+    if request.ranks > 1:
+        twice = 2 * request.ranks
         how = "of use if the program shards its model or optimizer"
-        yield Alternative(f"{twice} ranks", {**request, "ranks": twice}, how)
+        yield Alternative(f"{twice} ranks", replace(request, ranks=twice), how)
 
 
-def _smaller_batches(request: Request) -> Changes:
+def _smaller_batches(request: EstimateRequest) -> Changes:
     """The batch in parts, half as large each time, until one fits: what training computes stays the
     same.
     """
-    parameter = None if request.get("module") else batch_parameter(request)
+    parameter = None if request.module else batch_parameter(request)
     if parameter is None:
         reason = "the script has no option or constant that names a batch size"
         yield Skipped(ACCUMULATE.name, reason)
@@ -116,13 +121,13 @@ def _smaller_batches(request: Request) -> Changes:
     parts, value = 1, parameter.value
     while value > 1:
         parts, value = 2 * parts, value // 2
-        changed = {
-            **request,
-            "parameter": parameter._asdict(),
-            "value": value,
-            "change": ACCUMULATE.key,
-            "steps": 2 * request["steps"],
-        }
+        changed = replace(
+            request,
+            parameter=parameter,
+            value=value,
+            change=ACCUMULATE.key,
+            steps=2 * request.steps,
+        )
         how = f"{name} {value}, and optimizer.step() once for {parts} of them"
         result = yield Alternative(f"{ACCUMULATE.name} ({name} {value})", changed, how)
         if result is None or result.failed or result.fits:
@@ -132,13 +137,13 @@ def _smaller_batches(request: Request) -> Changes:
 _BATCH: Final = re.compile(r"batch[-_]?size|^-*batch$|^-*bs$|micro[-_]?batch", re.IGNORECASE)
 
 
-def batch_parameter(request: Request) -> ParameterSource | None:
+def batch_parameter(request: EstimateRequest) -> ParameterSource | None:
     """The option or constant of the script that is its batch size; None without one."""
-    given = [word.partition("=")[0] for word in request["arguments"] if word.startswith("-")]
-    for name in (*given, *_names(request["script"])):
+    given = [word.partition("=")[0] for word in request.arguments if word.startswith("-")]
+    for name in (*given, *_names(request.script)):
         if _BATCH.search(name) and "eval" not in name.lower() and "val_" not in name.lower():
             try:
-                found = parameter_source(request["script"], name, request["arguments"])
+                found = parameter_source(request.script, name, request.arguments)
             except GpuprobeError:  # a name that is neither
                 continue
             if found.value:

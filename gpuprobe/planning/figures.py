@@ -14,6 +14,7 @@ from gpuprobe.analysis.communication import transfers
 from gpuprobe.analysis.evaluation import WITH_GRADIENTS
 from gpuprobe.analysis.peak.peaks import device_categories
 from gpuprobe.causes.recorded import CYCLE, EVALUATION
+from gpuprobe.model.io.files import gc_paused
 from gpuprobe.model.plans.estimate import (
     FITS,
     MARGIN,
@@ -28,17 +29,19 @@ from gpuprobe.model.plans.estimate import (
     PhasePeak,
     steps_until_full,
 )
-from gpuprobe.model.plans.links import HIGH, LOW, Links, LinkTime, node_shape, seconds
-from gpuprobe.model.plans.step_time import NOT_PREDICTED, StepTime
+from gpuprobe.model.plans.links import HIGH, LOW, Links, LinkTime, node_shape, parse_links, seconds
+from gpuprobe.model.plans.request import EstimateRequest
 from gpuprobe.model.report import Report, ShareTable
 from gpuprobe.model.run.communication import CollectiveRecord
 from gpuprobe.model.run.recording import Recording
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Bytes, Peak, Unavailable, available
-from gpuprobe.native.results import DeviceRun, EngineRun
+from gpuprobe.native.measurement import DeviceRun, EngineRun
 from gpuprobe.planning.processes import NO_PROCESSES, OtherProcesses
+from gpuprobe.recording.summary import summarize
 from gpuprobe.reporters.sections.causes import effect_text
 from gpuprobe.reporters.sections.parts import capitalized
+from gpuprobe.step_time.recorded import step_time_of
 
 if TYPE_CHECKING:
     from gpuprobe.torch_support.traffic import Traffic
@@ -157,50 +160,105 @@ def device_rows(
 
 
 def estimate_of(
+    request: EstimateRequest,
     run: EngineRun,
-    device: DeviceRun,
-    fit: DeviceFit,
-    report: Report,
+    recording: Recording,
+    others: Mapping[int, OtherProcesses],
+    *,
     steps: int,
-    why: str,
-    by_device: tuple[DeviceEstimate, ...] = (),
-    links: Links | None = None,
-    per_node: int = 1,
     collected: Mapping[int, int] = {},
     handler: str = "",
-    time: StepTime | Unavailable = NOT_PREDICTED,
 ) -> Estimate:
-    """The estimate of a run, from the device with the least room, its fit, and the report of the
-    recording about that device. ``why``: the reason for the mode of computing. ``links``: those
-    between the ranks, ``per_node`` on each node. ``collected``: what Python's collector freed of
-    each GPU when the program was stopped, in bytes. ``handler``: where the program handles an
-    out-of-memory error, which never comes here.
-    ``time``: of a step there.
+    """The estimate of a run, from the device with the least room and the ``recording`` of the run's
+    rank. ``others``: the memory of processes that the program started, by the GPU's number in the
+    machine; ``steps``: the optimizer steps that it made. ``collected``: what Python's collector
+    freed of each GPU when the program was stopped, in bytes. ``handler``: where the program handles
+    an out-of-memory error, which never comes here.
     """
-    model = device.model
-    low, high, lowest, peak, nccl_low, nccl_high, others, verdict, verdict_why, by_addresses = fit
-    if by_addresses:
-        run.assume(
-            "that the driver's addresses descend, as on ordinary Linux, or ascend, as in some "
-            "cloud sandboxes: the peaks depend on it, and the ranges cover both"
-        )
-    outside_high = model.context_high + nccl_high + others.high
-    if handler and verdict == NOT:
+    fits = {
+        device.index: device_fit(run, device, others.get(device.number, NO_PROCESSES))
+        for device in run.devices
+    }
+    device = fullest(run, fits)
+    fit, model, name = fits[device.index], device.model, f"cuda:{device.index}"
+    links = parse_links(request.link) if request.link else None
+    per_node = request.per_node
+    with gc_paused():
+        report = summarize(recording, top=1_000_000, device=name if len(run.devices) > 1 else "")
+    network = links.network if links is not None else 0.0
+    time = step_time_of(recording.ranks[0], model.name, per_node=per_node, network=network)
+    rows = device_rows(run, fits, recording)
+    growing, causes = _growth(report, name, collected.get(device.index, 0))
+    outside_high = model.context_high + fit.nccl_high + fit.others.high
+    room = model.total_memory - fit.allocated_high - outside_high
+    _assume(run, fit, growing if fit.verdict != NOT else 0, room)
+    verdict_why = fit.why
+    if handler and fit.verdict == NOT:
         verdict_why = (
             f"as it begins; it handles out-of-memory errors ({handler}) and may continue with "
             f"less: gpuprobe run --gpu {model.name} shows what it does"
         )
-    name = f"cuda:{device.index}"
-    growing = _growing(report, name)
-    causes = _causes(report)
-    waits = collected.get(device.index, 0)
-    if growing and waits >= growing:
-        # What Python's collector frees does not grow without end.
-        growing = 0
-        if all(one.rule != CYCLE for one in causes):
-            causes = (_of_cycles(waits), *causes)
-    if growing and verdict != NOT:
-        more = steps_until_full(model.total_memory - peak - outside_high, growing)
+    sent = _sent(run, report)
+    return Estimate(
+        gpu=model.name,
+        devices=run.count,
+        steps=steps,
+        peak_allocated=Bytes(device.peak_allocated),
+        allocated_low=Bytes(fit.allocated_low),
+        allocated_high=Bytes(fit.allocated_high),
+        peak_reserved=Bytes(device.peak_reserved),
+        reserved_low=Bytes(fit.low),
+        reserved_high=Bytes(fit.high),
+        context_low=Bytes(model.context_low),
+        context_high=Bytes(model.context_high),
+        capacity=Bytes(model.total_memory),
+        verdict=fit.verdict,
+        verdict_why=verdict_why,
+        growth=Bytes(growing),
+        growth_advice=_growth_advice(report, name) if growing else (),
+        phases=_phases(report, name),
+        causes=causes[:_MOST_CAUSES],
+        by_device=rows,
+        attributed=Bytes(_traced(report)),
+        by_category=_shares(report.categories),
+        by_module=_shares(report.top_modules),
+        by_line=_shares(report.top_lines),
+        assumed=tuple(run.assumed),
+        not_modelled=_NOT_MODELLED,
+        settings=run.settings.conf,
+        ranks=run.ranks,
+        rank=run.rank,
+        compute=run.compute,
+        compute_why=request.why,
+        compiled=report.compiled,
+        communication=transfers(sent.values()),
+        nccl_low=fit.nccl_low,
+        nccl_high=fit.nccl_high,
+        processes=fit.others.processes,
+        processes_low=fit.others.low,
+        processes_high=fit.others.high,
+        link=links.text if links is not None else "",
+        per_node=per_node if links is not None else 0,
+        communication_time=_times(run.traffic, sent, links, per_node),
+        torch=str(torch.__version__),
+        step_time=time,
+    )
+
+
+_MOST_CAUSES = 3
+
+
+def _assume(run: EngineRun, fit: DeviceFit, growing: int, room: int) -> None:
+    """Note what the figures of a device assume. ``growing``: the growth of the last step if the run
+    fits, ``room``: what is left of the GPU; bytes.
+    """
+    if fit.by_addresses:
+        run.assume(
+            "that the driver's addresses descend, as on ordinary Linux, or ascend, as in some "
+            "cloud sandboxes: the peaks depend on it, and the ranges cover both"
+        )
+    if growing:
+        more = steps_until_full(room, growing)
         run.assume(
             f"that memory stops growing: the last step ended with {human_bytes(growing)} more than "
             f"it began with; if every step does, the GPU is full in about {more} more"
@@ -213,54 +271,18 @@ def estimate_of(
         )
     for text in run.unused_assumptions:
         run.assume(f"--assume {text} was not used: that line needs no value")
-    sent = _sent(run, report)
-    return Estimate(
-        gpu=model.name,
-        devices=run.count,
-        steps=steps,
-        peak_allocated=Bytes(device.peak_allocated),
-        allocated_low=Bytes(lowest),
-        allocated_high=Bytes(peak),
-        peak_reserved=Bytes(device.peak_reserved),
-        reserved_low=Bytes(low),
-        reserved_high=Bytes(high),
-        context_low=Bytes(model.context_low),
-        context_high=Bytes(model.context_high),
-        capacity=Bytes(model.total_memory),
-        verdict=verdict,
-        verdict_why=verdict_why,
-        growth=Bytes(growing),
-        growth_advice=_growth_advice(report, name) if growing else (),
-        phases=_phases(report, name),
-        causes=causes[:_MOST_CAUSES],
-        by_device=by_device,
-        attributed=Bytes(_traced(report)),
-        by_category=_shares(report.categories),
-        by_module=_shares(report.top_modules),
-        by_line=_shares(report.top_lines),
-        assumed=tuple(run.assumed),
-        not_modelled=_NOT_MODELLED,
-        settings=run.settings.conf,
-        ranks=run.ranks,
-        rank=run.rank,
-        compute=run.compute,
-        compute_why=why,
-        compiled=report.compiled,
-        communication=transfers(sent.values()),
-        nccl_low=nccl_low,
-        nccl_high=nccl_high,
-        processes=others.processes,
-        processes_low=others.low,
-        processes_high=others.high,
-        link=links.text if links is not None else "",
-        per_node=per_node if links is not None else 0,
-        communication_time=_times(run.traffic, sent, links, per_node),
-        torch=str(torch.__version__),
-        step_time=time,
-    )
 
 
-_MOST_CAUSES = 3
+def _growth(report: Report, device: str, waits: int) -> tuple[int, tuple[EstimateCause, ...]]:
+    """The growth of the last step in bytes, and the causes of the report. What Python's collector
+    frees (``waits``, bytes) does not grow without end.
+    """
+    growing, causes = _growing(report, device), _causes(report)
+    if not growing or waits < growing:
+        return growing, causes
+    if all(one.rule != CYCLE for one in causes):
+        causes = (_of_cycles(waits), *causes)
+    return 0, causes
 
 
 class NeededMemory(NamedTuple):

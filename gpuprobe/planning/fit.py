@@ -8,15 +8,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from gpuprobe.catalogue.gpus import alternatives, parse_spec
 from gpuprobe.errors import ProgramFailed, UsageError
 from gpuprobe.model.plans.assumptions import Assumptions
 from gpuprobe.model.plans.estimate import MARGIN
 from gpuprobe.model.plans.fit import Fit, FitChoice, FitSuggestion, Trial
+from gpuprobe.model.plans.request import EstimateRequest
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Bytes
 from gpuprobe.planning.alternatives import (
@@ -32,76 +34,56 @@ from gpuprobe.planning.alternatives import (
     no_eight_bit,
     with_expandable,
 )
-from gpuprobe.planning.argument import ParameterSource, parameter_source
-from gpuprobe.planning.trials import SUFFICIENT, Document, EstimateServer
+from gpuprobe.planning.estimates import SUFFICIENT, estimate, require_torch
+from gpuprobe.planning.program import parameter_source
+from gpuprobe.planning.trials import Document, EstimateServer
 
 
-class _Case(NamedTuple):
-    """The arguments of an estimate except the value."""
-
-    script: str
-    arguments: tuple[str, ...]
-    gpu: str
-    steps: int
-    compute: str
-    conf: str | None
-    ranks: int
-    assume: tuple[str, ...]
-    parameter: ParameterSource
-    rank: int | Sequence[int] | str = 0
-    change: str = ""
-
-    @property
-    def label(self) -> str:
-        return self.gpu if self.ranks == 1 else f"{self.gpu}, {self.ranks} ranks"
+def _label(case: EstimateRequest) -> str:
+    return case.gpu if case.ranks == 1 else f"{case.gpu}, {case.ranks} ranks"
 
 
-def fit_script(
-    script: str,
+def fit_program(
+    request: EstimateRequest,
     argument: str,
-    arguments: Sequence[str],
     *,
-    gpu: str,
-    least: int,
-    most: int,
-    steps: int,
-    compute: str,
-    conf: str | None,
-    ranks: Sequence[int],
-    rank: int | Sequence[int] | str,
-    assume: Sequence[str],
-    suggest: bool,
-    seconds: float,
-    notify: Callable[[str], None],
+    ranks: Sequence[int] = (),
+    least: int = 1,
+    most: int = 65536,
+    max_seconds: float = 600.0,
+    notify: Callable[[str], None] = lambda text: None,
 ) -> Fit:
-    """See `gpuprobe.api.estimates.fit_program`."""
-    deadline = Deadline(seconds)
+    """Search for the largest value of ``argument`` with which the requested script fits.
+
+    The search starts at the script's value and covers ``least`` to ``most``: it doubles until a
+    value does not fit, or halves until one does, then bisects. With ``compute="auto"`` the first
+    value is estimated as `estimate_program` does, the others without large values if no line has
+    decided by one. ``request.suggest`` also estimates changes to the run.
+    ``request.gpu`` may name several GPUs, separated by commas, or ``"all"`` of the catalogue (then
+    changes are not estimated), and ``ranks`` several numbers, by default that of the request: the
+    result is that of the combination in which most fits on all ranks (`Fit.choices`). ``notify``
+    gets a line about every estimate. Ctrl-C or ``max_seconds`` end the search: the result has the
+    values tried so far, and is ``interrupted`` or ``out_of_time``. Raises what `estimate_program`
+    of `gpuprobe.planning.estimates` raises.
+    """
+    require_torch()
+    deadline = Deadline(max_seconds)
     check_bounds(least, most)
-    of_all = gpu.strip() == "all"
-    gpus = alternatives(gpu)  # an unknown name is an error before anything runs
-    parameter = parameter_source(script, argument, arguments)
-    Assumptions(assume)  # as is an invalid assumption
+    of_all, suggest = request.gpu.strip() == "all", request.suggest
+    gpus = alternatives(request.gpu)  # an unknown name is an error before anything runs
+    parameter = parameter_source(request.script, argument, request.arguments)
+    Assumptions(request.assume)  # as is an invalid assumption
+    request = replace(request, parameter=parameter, suggest=False)
     cases = [
-        _Case(
-            script,
-            tuple(arguments),
-            name,
-            steps,
-            compute,
-            conf,
-            count,
-            tuple(assume),
-            parameter,
-            rank,
-        )
+        replace(request, gpu=name, ranks=count)
         for name in gpus
-        for count in ranks
+        for count in ranks or (request.ranks,)
     ]
     with EstimateServer() as estimate:
         searches: list[_CaseSearch] = []
         start = parameter.value
         for case in cases:
-            label = case.label if len(cases) > 1 else ""
+            label = _label(case) if len(cases) > 1 else ""
             runner = _Runner(estimate.within, argument, notify, label, deadline)
             one = _CaseSearch(runner, case, least, most)
             guess = _guess(searches, case)
@@ -110,7 +92,7 @@ def fit_script(
             start = one.largest or start
             if one.stopped:
                 break
-        left_out = [f"{case.label}: {searches[-1].stopped}" for case in cases[len(searches) :]]
+        left_out = [f"{_label(case)}: {searches[-1].stopped}" for case in cases[len(searches) :]]
         if all(one.failed for one in searches):
             raise ProgramFailed(searches[0].failed)
         best = max(searches, key=lambda one: (one.choice().total, not one.failed))
@@ -136,10 +118,56 @@ def fit_script(
         )
 
 
+def fit(
+    build: Callable[[int], Callable[[], Any]],
+    gpu: str = "h100-80gb",
+    *,
+    least: int = 1,
+    most: int = 65536,
+    steps: int = 3,
+    compute: str = "auto",
+    conf: str | None = None,
+    assume: Sequence[str] = (),
+) -> Fit:
+    """Like ``gpuprobe fit``, for a function: ``build(value)`` builds a model for that value on the
+    device and returns the function for one step (see `estimate`). Runs in this process, without
+    suggestions. Raises what `estimate` raises at ``least``.
+    """
+    check_bounds(least, most)
+    of_gpu: dict[str, Any] = {}
+
+    def trial(value: int) -> Trial:
+        found = estimate(
+            lambda: build(value),
+            gpu,
+            steps=steps,
+            compute=compute,
+            conf=conf,
+            assume=assume,
+        )
+        of_gpu.update(gpu=found.gpu, capacity=found.capacity)
+        return Trial(
+            value, found.verdict, found.peak_allocated, Bytes(found.total_high), found.capacity
+        )
+
+    tried = search(trial, least, most)
+    return fit_of(
+        tried,
+        **of_gpu,
+        argument="value",
+        applied="as build(value)",
+        compute=compute,
+        least=least,
+        most=most,
+        suggestions=(),
+        not_tried=("changes to the run: `gpuprobe fit` tries them on scripts",),
+    )
+
+
 _INTERRUPTED: Final = "interrupted"
 
 
-Estimating = Callable[[Mapping[str, object], float], "Document | None"]
+Estimating = Callable[[EstimateRequest, float], "Document | None"]
 """Makes the requested estimate within seconds, as `EstimateServer.within`."""
 
 
@@ -165,9 +193,7 @@ class Deadline:
         """Seconds that remain."""
         return self._start + self.seconds - self._clock()
 
-    def run(
-        self, estimate: Callable[..., Document | None], request: Mapping[str, object]
-    ) -> Document:
+    def run(self, estimate: Estimating, request: EstimateRequest) -> Document:
         """The document of one estimate. Raises OutOfTime if the time is over before it ends."""
         if self.left > 0:
             start = self._clock()
@@ -191,7 +217,7 @@ class Deadline:
 class _CaseSearch:
     """The search for the largest value of one case, and its trials."""
 
-    def __init__(self, runner: _Runner, case: _Case, least: int, most: int) -> None:
+    def __init__(self, runner: _Runner, case: EstimateRequest, least: int, most: int) -> None:
         self.runner = runner
         self.case = case
         self.failed = ""
@@ -233,7 +259,7 @@ class _CaseSearch:
         runner.report(self._tried[start], left=left)
         if self.case.compute == "auto" and first["compute_why"] == SUFFICIENT:
             # No line decides by a value: the sizes are those with all values, and are known sooner.
-            self.case = self.case._replace(compute="shapes")
+            self.case = replace(self.case, compute="shapes")
         search(
             runner.trials(self.case, left=left), least, most, self._tried, start=start, near=near
         )
@@ -271,7 +297,7 @@ class _CaseSearch:
             self._tried,
             **self._gpu,
             argument=self.runner.argument,
-            applied=self.case.parameter.description,
+            applied=self.case.parameter.description if self.case.parameter else "",
             compute=self.case.compute,
             least=least,
             most=most,
@@ -280,7 +306,7 @@ class _CaseSearch:
         )
 
 
-def _guess(searches: Sequence[_CaseSearch], case: _Case) -> int | None:
+def _guess(searches: Sequence[_CaseSearch], case: EstimateRequest) -> int | None:
     """The largest value that fits on a GPU, from the straight line through the needs on other GPUs
     that are next to its memory: apart from the CUDA context, a run needs about as much on each.
     None if fewer than two needs are known.
@@ -323,15 +349,13 @@ class _Runner:
     def notify(self, message: str) -> None:
         self._notify(f"{self._label}{message}")
 
-    def document(self, case: _Case, value: int) -> Document:
+    def document(self, case: EstimateRequest, value: int) -> Document:
         """The JSON document of one estimate, or ``{"error": ...}``. Raises OutOfTime."""
-        parameter = case.parameter._asdict()
-        request = {**case._asdict(), "parameter": parameter, "value": value}
-        return self._deadline.run(self._estimate, request)
+        return self._deadline.run(self._estimate, replace(case, value=value))
 
     def trials(
         self,
-        case: _Case,
+        case: EstimateRequest,
         name: str = "",
         share: int = 1,
         left: Callable[[Trial], int] = lambda trial: 0,
@@ -386,7 +410,7 @@ _CHANGES: Final = (BF16, CHECKPOINT, ACCUMULATE, EXPANDABLE, FUSED, EIGHT_BIT, O
 
 def _suggest(
     runner: _Runner,
-    case: _Case,
+    case: EstimateRequest,
     at: Trial,
     most: int,
     found: list[FitSuggestion],
@@ -398,17 +422,17 @@ def _suggest(
     argument = runner.argument
     for item in _CHANGES:
         name, change, how = item
-        changed = case._replace(change=change)
+        changed = replace(case, change=change)
         share = 1
         reason = _not_tried(item, case, argument, at.value)
         if reason:
             left_out.append(f"{name}: {reason}")
             continue
         if item is EXPANDABLE:
-            changed = case._replace(conf=with_expandable(case.conf))
+            changed = replace(case, conf=with_expandable(case.conf))
         elif item is ACCUMULATE:
             share = 2
-            changed = changed._replace(steps=2 * case.steps)
+            changed = replace(changed, steps=2 * case.steps)
         trial = runner.trials(changed, name, share)
         after = trial(at.value // share)
         if after.failed:
@@ -423,7 +447,7 @@ def _suggest(
         found.sort(key=lambda item: item.after)
 
 
-def _not_tried(change: Change, case: _Case, argument: str, value: int) -> str:
+def _not_tried(change: Change, case: EstimateRequest, argument: str, value: int) -> str:
     """Why a change is not tried at a value; "" if it is."""
     if change is EXPANDABLE and expandable_already(case.conf):
         return "set already"

@@ -3,45 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 from gpuprobe.catalogue.gpus import alternatives
 from gpuprobe.errors import UsageError
+from gpuprobe.model.plans.estimate import priced
 from gpuprobe.model.plans.gpu_table import GpuRow, GpuTable
-from gpuprobe.model.plans.step_time import StepTime, cost_of
+from gpuprobe.model.plans.request import EstimateRequest
 from gpuprobe.model.values import Unavailable
-from gpuprobe.planning.trials import EstimateServer, ProgramStart
+from gpuprobe.planning.program import ProgramStart
+from gpuprobe.planning.trials import EstimateServer
 from gpuprobe.reporters.json.estimate import estimate_of
 
-if TYPE_CHECKING:
-    from gpuprobe.sampler.program import Program
 
-
-def estimate_table(
-    program: Program,
-    gpus: str,
-    prices: Mapping[str, float],
-    order: Mapping[str, Any],
-    notify: Callable[[str], None],
-) -> GpuTable:
-    """The estimates of a program on each of ``gpus``, names separated by commas, or ``all`` of the
-    catalogue, one after the other. ``prices``: of an hour, by GPU; under "" the one of all others.
-    ``order``: the other arguments of `gpuprobe.api.estimates.estimate_program`.
+def estimate_table(request: EstimateRequest, notify: Callable[[str], None]) -> GpuTable:
+    """The requested estimates on each of the request's ``gpus``, one after the other.
 
     Raises ConfigError for an unknown GPU, UsageError for a price of a GPU that is not among them.
     """
-    names = list(dict.fromkeys(alternatives(gpus)))
+    names, prices = list(dict.fromkeys(alternatives(request.gpus))), request.prices
     unknown = sorted(set(prices) - {"", *names})
     if unknown:
         raise UsageError(
             f"a price of {unknown[0]}, which is not estimated", hint=f"one of: {', '.join(names)}"
         )
-    start = ProgramStart(program)
+    one = replace(request, gpus="", prices={}, suggest=False)
     rows = []
-    with EstimateServer(start) as estimate:
+    with EstimateServer(ProgramStart()) as estimate:
         for name in names:
             notify(f"estimating on {name}")
-            document = estimate({**start.request(), **order, "gpu": name, "change": ""})
+            document = estimate(replace(one, gpu=name))
             price = prices.get(name, prices.get("", 0.0))
             rows.append(_row(name, document, price))
     return GpuTable(_sorted(rows))
@@ -52,9 +44,6 @@ def _row(name: str, document: Mapping[str, Any], price: float) -> GpuRow:
         return GpuRow(name, failed=str(document["error"]))
     estimate = estimate_of(dict(document))
     time = estimate.step_time
-    cost = None
-    if price and isinstance(time, StepTime):
-        cost = cost_of(time, price, max(estimate.ranks, estimate.devices))
     return GpuRow(
         name,
         verdict=estimate.verdict,
@@ -67,7 +56,7 @@ def _row(name: str, document: Mapping[str, Any], price: float) -> GpuRow:
         tokens=0 if isinstance(time, Unavailable) else time.tokens,
         images=0 if isinstance(time, Unavailable) else time.images,
         no_time=time.reason if isinstance(time, Unavailable) else "",
-        cost=cost,
+        cost=priced(estimate, price).cost if price else None,
     )
 
 

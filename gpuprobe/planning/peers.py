@@ -14,36 +14,31 @@ import shutil
 import signal
 import stat
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Final
 
-from gpuprobe.errors import ProgramFailed, UsageError
+from gpuprobe import processes
+from gpuprobe.errors import ProgramFailed
+from gpuprobe.model.io.codec import to_plain
 from gpuprobe.model.io.files import read_regular
+from gpuprobe.model.plans.request import EstimateRequest
+from gpuprobe.planning.program import ProgramStart
+from gpuprobe.planning.trials import WORKER
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """``rank`` of ``ranks``, and the processes of the others. Raises UsageError for a rank that the
-    job does not have.
-    """
+    """``rank`` of ``ranks``, and the processes of the others."""
 
     rank: int
     ranks: int
     peers: Peers | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.rank < self.ranks:
-            raise UsageError(
-                f"there is no rank {self.rank} of {self.ranks}",
-                hint=f"ranks are counted from 0: the last one is {self.ranks - 1}",
-            )
 
     def environment(self, per_node: int) -> dict[str, object]:
         """The other variables that ``torchrun`` sets, with ``per_node`` ranks on each machine."""
@@ -78,36 +73,23 @@ _OWNER: Final = "owner"
 _MOST_TEXT: Final = 4096  # bytes of such a file
 _PAUSE: Final = 0.02  # seconds between two checks for a file
 
-TRIAL: Final = "from gpuprobe.api.estimates import trial; trial()"
-"""The program of one estimate's process; its argument is the request: `gpuprobe.planning.trials`.
-"""
-
 
 class Peers:
     """The ranks of one simulated job; ``rank`` is -1 in a process that is not a rank.
 
-    ``request`` returns the request for a rank's process, from its number and the shared directory.
-    ``meeting`` is the shared directory, "" in the job's first process, which creates it and ends
-    the others.
+    ``request`` is that of one of them. Its ``meeting`` is the shared directory, "" in the job's
+    first process, which creates it and ends the others. Their processes start as the program of
+    ``start`` did.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        request: Callable[[int, str], Mapping[str, object]],
-        *,
-        cwd: Path,
-        environment: dict[str, str],
-        meeting: str = "",
-    ) -> None:
+    def __init__(self, rank: int, request: EstimateRequest, start: ProgramStart) -> None:
         self._rank = rank
-        self._request = request
-        self._cwd = cwd
-        self._environment = environment
-        self._owner = not meeting
+        self._start = start
+        self._owner = not request.meeting
         if self._owner:
             remove_stale_jobs(Path(tempfile.gettempdir()))
-        self._folder = Path(meeting or tempfile.mkdtemp(prefix=_PREFIX))
+        self._folder = Path(request.meeting or tempfile.mkdtemp(prefix=_PREFIX))
+        self._request = replace(request, meeting=str(self._folder))
         self._started: list[subprocess.Popen[bytes]] = []
         self._restore: Callable[[], None] = lambda: None
         if self._owner:
@@ -199,13 +181,14 @@ class Peers:
         except FileExistsError:
             return
         with os.fdopen(descriptor, "w") as stream, (self._folder / f"log-{rank}").open("wb") as log:
+            request = json.dumps(to_plain(replace(self._request, rank=rank)))
             process = subprocess.Popen(
-                [sys.executable, "-c", TRIAL, json.dumps(self._request(rank, self.meeting))],
+                processes.command(WORKER, request),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                cwd=self._cwd,
-                env=self._environment,
+                cwd=self._start.cwd,
+                env=self._start.environment,
             )
             stream.write(str(process.pid))
         self._started.append(process)

@@ -2,53 +2,37 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from gpuprobe.errors import ProgramFailed, UsageError
+from gpuprobe.errors import ProgramFailed
 from gpuprobe.model.plans.estimate import SEVERITY, Estimate, RankEstimate
+from gpuprobe.model.plans.request import EstimateRequest
 from gpuprobe.model.plans.step_time import StepTime
 from gpuprobe.model.text import ranges
 from gpuprobe.model.values import Unavailable
 from gpuprobe.planning.peers import Peers
+from gpuprobe.planning.program import ProgramStart
+from gpuprobe.processes import last_document, last_line
 from gpuprobe.reporters.json.estimate import estimate_of
 
 _PAUSE: Final = 0.05  # seconds between two checks of the processes
-DISTINCT: Final = "distinct"
 
 
 def estimate_ranks(
-    requested: Sequence[int] | str,
-    ranks: int,
-    peers: Callable[..., Peers],
-    request: Mapping[str, object],
-    notify: Callable[[str], None],
+    request: EstimateRequest, start: ProgramStart, notify: Callable[[str], None]
 ) -> Estimate:
-    """The estimate of the rank that needs most, with a row for each requested one: numbers, or
-    `DISTINCT` for one rank of each class of ranks that behave alike.
-
-    Raises UsageError for a rank that the job does not have and for a different word, ProgramFailed
-    if a rank has no estimate.
+    """The estimate of the rank that needs most, with a row for each requested one: numbers, or one
+    rank of each class of ranks that behave alike. Raises ProgramFailed if a rank has no estimate.
     """
-    if isinstance(requested, str):
-        if requested != DISTINCT:
-            raise UsageError(
-                f"unknown ranks {requested!r}", hint=f"numbers from 0, or {DISTINCT!r}"
-            )
-        return _distinct(ranks, peers(-1, **request), notify)
-    for rank in requested:
-        if not 0 <= rank < ranks:
-            raise UsageError(
-                f"there is no rank {rank} of {ranks}",
-                hint=f"ranks are counted from 0: the last one is {ranks - 1}",
-            )
-    job = peers(-1, **request)
+    if not isinstance(request.rank, tuple):
+        return _distinct(request.ranks, Peers(-1, request, start), notify)
+    job = Peers(-1, replace(request, recorded=request.rank), start)
     try:
-        found = _estimates(sorted(set(requested)), job, notify)
+        found = _estimates(sorted(set(request.rank)), job, notify)
     finally:
         job.close()
     return worst_of(found)
@@ -147,19 +131,14 @@ def _estimates(
 def _estimate(rank: int, job: Peers) -> Estimate:
     """The estimate in the output of a rank's process."""
     output = job.output(rank)
-    for line in reversed(output.splitlines()):
-        if not line.startswith("{"):
-            continue
-        try:
-            document = json.loads(line)
-        except ValueError:
-            continue
-        if "error" in document:
-            text = f"rank {rank}: {document['error']}"
-            raise ProgramFailed(text, hint=document.get("hint", ""))
-        return estimate_of(document)
-    last = next((line for line in reversed(output.splitlines()) if line.strip()), "no output")
-    raise ProgramFailed(f"rank {rank} ended without an estimate: {last.strip()}")
+    document = last_document(output)
+    if document is None:
+        last = last_line(output) or "no output"
+        raise ProgramFailed(f"rank {rank} ended without an estimate: {last}")
+    if "error" in document:
+        text = f"rank {rank}: {document['error']}"
+        raise ProgramFailed(text, hint=document.get("hint", ""))
+    return estimate_of(document)
 
 
 def slowest(times: Iterable[StepTime | Unavailable]) -> StepTime | Unavailable:

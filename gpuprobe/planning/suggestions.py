@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, Final, NamedTuple
 
 from gpuprobe.catalogue.gpu_model import GpuModel
 from gpuprobe.catalogue.gpus import all_models, parse_spec
 from gpuprobe.model.plans.estimate import MARGIN, Estimate, EstimatedChange, RoomyGpu
+from gpuprobe.model.plans.request import EstimateRequest
 from gpuprobe.model.values import Bytes
-from gpuprobe.planning.trials import Document, Request
+from gpuprobe.planning.trials import Document
 
 
 class Alternative(NamedTuple):
@@ -25,7 +26,7 @@ class Alternative(NamedTuple):
     """
 
     name: str
-    request: Request
+    request: EstimateRequest
     how: str = ""
 
 
@@ -37,7 +38,7 @@ class Skipped(NamedTuple):
 
 
 Changes = Generator[Alternative | Skipped, EstimatedChange | None, None]
-Provider = Callable[[Request], "Changes | Iterable[Alternative | Skipped]"]
+Provider = Callable[[EstimateRequest], "Changes | Iterable[Alternative | Skipped]"]
 """The changes of a request, the easiest to adopt first. If it is a generator, ``yield`` returns the
 estimate of the alternative, and None for a skipped one: it may end a series of changes at the first
 one that fits.
@@ -65,7 +66,7 @@ class _Trials:
 
     def __init__(
         self,
-        estimate: Callable[[Request], Document],
+        estimate: Callable[[EstimateRequest], Document],
         notify: Callable[[str], None],
         limit: float,
         clock: Callable[[], float],
@@ -81,7 +82,7 @@ class _Trials:
     def is_over(self) -> bool:
         return self._clock() - self._start >= self._limit
 
-    def document(self, request: Request) -> Document:
+    def document(self, request: EstimateRequest) -> Document:
         return self._estimate(request)
 
     def run(self, change: Alternative) -> EstimatedChange:
@@ -107,9 +108,9 @@ MOST_SECONDS: Final = 60.0
 
 def suggest(
     found: Estimate,
-    request: Request,
+    request: EstimateRequest,
     provider: Provider,
-    estimate: Callable[[Request], Document],
+    estimate: Callable[[EstimateRequest], Document],
     *,
     limit: float = MOST_SECONDS,
     notify: Callable[[str], None] = lambda text: None,
@@ -161,7 +162,7 @@ def _try_each(
             result = trials.run(change)
 
 
-def _try_together(found: Estimate, request: Request, trials: _Trials) -> None:
+def _try_together(found: Estimate, request: EstimateRequest, trials: _Trials) -> None:
     """If no change is enough alone, try those together that save memory: the first two, then with
     the third, and so on.
     """
@@ -182,15 +183,15 @@ def _try_together(found: Estimate, request: Request, trials: _Trials) -> None:
 
 
 _JOINED: Final = {"change": "+", "conf": ","}
-"""Keys of a request whose values can be combined, with the separator."""
+"""Fields of a request whose values can be combined, with the separator."""
 
 
-def _combined(request: Request, changes: Sequence[Alternative]) -> Alternative | None:
-    """Several changes as one; None if two of them set the same key to different values."""
+def _combined(request: EstimateRequest, changes: Sequence[Alternative]) -> Alternative | None:
+    """Several changes as one; None if two of them set the same field to different values."""
     merged: dict[str, Any] = {}
     for change in changes:
-        for key, value in change.request.items():
-            before = request.get(key)
+        for key in (field.name for field in fields(EstimateRequest)):
+            value, before = getattr(change.request, key), getattr(request, key)
             if value == before:
                 continue
             if key not in merged:
@@ -203,7 +204,7 @@ def _combined(request: Request, changes: Sequence[Alternative]) -> Alternative |
     names = [change.name for change in changes]
     return Alternative(
         f"{', '.join(names[:-1])} and {names[-1]}",
-        {**request, **merged},
+        replace(request, **merged),
         "; ".join(change.how for change in changes if change.how),
     )
 
@@ -214,11 +215,13 @@ _MOST_GPUS: Final = 4
 _MOST_ESTIMATES: Final = 2  # on GPUs that might not hold it after all
 
 
-def _smallest_gpus(found: Estimate, request: Request, trials: _Trials) -> tuple[RoomyGpu, ...]:
+def _smallest_gpus(
+    found: Estimate, request: EstimateRequest, trials: _Trials
+) -> tuple[RoomyGpu, ...]:
     """The smallest GPUs that hold the run, by its measured need; the smallest one by an estimate
     there. Empty for a process with GPUs of several kinds.
     """
-    kinds = {model.name for model in parse_spec(request["gpu"])}
+    kinds = {model.name for model in parse_spec(request.gpu)}
     if len(kinds) > 1:
         return ()
     several = f"{found.devices}x" if found.devices > 1 else ""
@@ -232,7 +235,8 @@ def _smallest_gpus(found: Estimate, request: Request, trials: _Trials) -> tuple[
         row = RoomyGpu(name, Bytes(model.total_memory), Bytes(needed))
         if not rows and estimates < _MOST_ESTIMATES:
             estimates += 1
-            there = changed(Alternative(name, {}), trials.document({**request, "gpu": name}))
+            other = Alternative(name, replace(request, gpu=name))
+            there = changed(other, trials.document(other.request))
             if not there.fits:
                 continue
             row = replace(row, needed=there.needed, estimated=True)

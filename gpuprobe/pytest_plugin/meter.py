@@ -181,8 +181,8 @@ class Meter:
         import torch
 
         from gpuprobe.api.hazards import detect_hazards
-        from gpuprobe.api.recordings import scratch_recording
         from gpuprobe.api.watch import record
+        from gpuprobe.recording.files import scratch_recording
 
         limits = self._limits
         self._start = _settled()

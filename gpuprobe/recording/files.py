@@ -17,7 +17,10 @@ before it.
 from __future__ import annotations
 
 import json
+import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -134,3 +137,20 @@ class _RankHeader:
 def may_be_stream(head: bytes) -> bool:
     """Whether ``head``, the first bytes of a file, may be those of a stream (or a torn one)."""
     return head[: len(_START)] == _START[: len(head)]
+
+
+@contextmanager
+def scratch_recording() -> Iterator[Path]:
+    """A path for a recording that this process removes on exit. A ``tempfile.TemporaryDirectory``
+    would also be removed by each forked child that ends.
+    """
+    import shutil  # 7 ms, the two: only for temporary recordings
+    import tempfile
+
+    process = os.getpid()
+    folder = tempfile.mkdtemp(prefix="gpuprobe-")
+    try:
+        yield Path(folder, "run.gpuprobe")
+    finally:
+        if os.getpid() == process:
+            shutil.rmtree(folder, ignore_errors=True)

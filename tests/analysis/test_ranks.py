@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 import gpuprobe
 from gpuprobe.analysis.ranks.compare import compare_ranks, merge_steps
 from gpuprobe.analysis.time_shares import time_shares
-from gpuprobe.api.summary import summarize
 from gpuprobe.model.memory import Category
 from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.run.session import Collective, KnownTensors, Phase, Step
 from gpuprobe.model.values import Bytes, Unavailable
+from gpuprobe.recording.summary import summarize
 from gpuprobe.reporters.json.schemas import schema
 from gpuprobe.reporters.sections.report import report_sections
 from gpuprobe.reporters.terminal import Style

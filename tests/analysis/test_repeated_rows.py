@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from gpuprobe.analysis.compare.diff import Diff, DiffRow, PeakDiff
 from gpuprobe.analysis.repeats import change_groups, line_names, module_names, share_groups
 from gpuprobe.api.render import render
-from gpuprobe.api.summary import summarize
 from gpuprobe.model.place import NoPlace, Place
 from gpuprobe.model.report import (
     LineRow,
@@ -24,6 +23,7 @@ from gpuprobe.model.report import (
     cut_to,
 )
 from gpuprobe.model.values import Peak
+from gpuprobe.recording.summary import summarize
 from gpuprobe.reporters.html.draw import Drawing
 from gpuprobe.reporters.sections.diff import diff_sections
 from gpuprobe.reporters.sections.report.memory import share_sections

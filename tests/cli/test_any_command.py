@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuprobe.api.commands import Launched, is_command, launched_by, name_of
 from gpuprobe.errors import UsageError
+from gpuprobe.planning.commands import Launched, is_command, launched_by, name_of
 
 
 def test_python_files_and_folders_are_no_commands(tmp_path: Path) -> None:

@@ -14,13 +14,13 @@ from torch import nn
 
 import gpuprobe
 from gpuprobe.analysis.communication import communication_of, summed, transfers
-from gpuprobe.api import watch
-from gpuprobe.api.estimates import estimate_program
 from gpuprobe.errors import UsageError
 from gpuprobe.model.plans.estimate import Estimate
+from gpuprobe.model.plans.request import EstimateRequest
 from gpuprobe.model.run.communication import CollectiveRecord, Transfer, wire_bytes
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Bytes
+from gpuprobe.planning.estimates import estimate_program
 from gpuprobe.reporters.sections.parts import Table
 from gpuprobe.reporters.sections.plans import estimate_sections
 
@@ -166,8 +166,10 @@ def test_a_recording_has_what_the_estimate_has(name: str, tmp_path: Path) -> Non
     """Calls of torch.distributed, recorded, are those that the simulated rank counts."""
     script = Path(__file__).parents[1] / "support" / "rank_programs.py"
     kept = tmp_path / "kept.gpuprobe"
-    program = watch.program(str(script), [name, str(tmp_path)], False)
-    found = estimate_program(program, "t4", ranks=4, rank=1, output=str(kept))
+    request = EstimateRequest(
+        str(script), (name, str(tmp_path)), gpu="t4", ranks=4, rank=1, output=str(kept)
+    )
+    found = estimate_program(request)
     (rank,) = gpuprobe.load(kept).ranks
     assert rank.session.rank == 1
     recorded = communication_of(rank)
@@ -181,7 +183,7 @@ def test_a_recording_has_what_the_estimate_has(name: str, tmp_path: Path) -> Non
 
     assert amounts(recorded.rows) == amounts(found.communication)
     with pytest.raises(UsageError, match="exists already"):
-        estimate_program(program, "t4", ranks=4, rank=1, output=str(kept))
+        estimate_program(request)
 
 
 @pytest.mark.simulated

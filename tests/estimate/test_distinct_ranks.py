@@ -16,11 +16,12 @@ from gpuprobe.catalogue.gpus import parse_spec
 from gpuprobe.cli.options import rank_list
 from gpuprobe.errors import UsageError
 from gpuprobe.model.plans.estimate import FITS, Estimate
+from gpuprobe.model.plans.request import EstimateRequest
 from gpuprobe.model.text import ranges
 from gpuprobe.model.values import Bytes
 from gpuprobe.native.session import EngineOptions, NativeSession
 from gpuprobe.planning.peers import Job
-from gpuprobe.planning.ranks import RankClasses, estimate_ranks, separated
+from gpuprobe.planning.ranks import RankClasses, separated
 from gpuprobe.torch_support.traffic import Traffic
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -168,8 +169,5 @@ def test_ranks_that_only_seem_alike_are_named() -> None:
 
 
 def test_another_word_for_ranks() -> None:
-    def peers(*args: Any, **order: Any) -> Any:
-        raise AssertionError("nothing is started")
-
     with pytest.raises(UsageError, match="unknown ranks 'all'"):
-        estimate_ranks("all", 4, peers, {}, lambda text: None)
+        EstimateRequest(ranks=4, rank="all").check()

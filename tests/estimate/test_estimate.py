@@ -15,11 +15,11 @@ import torch
 import warm_python
 
 import gpuprobe
-from gpuprobe.api import watch
-from gpuprobe.api.estimates import estimate_program
 from gpuprobe.api.render import render
 from gpuprobe.errors import ConfigError, UsageError
 from gpuprobe.model.plans.estimate import FITS, NOT, RELEASING, WITHIN_MARGIN, Estimate
+from gpuprobe.model.plans.request import EstimateRequest
+from gpuprobe.planning.estimates import estimate_program
 from gpuprobe.reporters.json.estimate import document, estimate_of
 from gpuprobe.reporters.sections.plans import estimate_sections
 from gpuprobe.reporters.text import draw
@@ -190,7 +190,7 @@ def test_a_program_that_stays_on_the_cpu_is_told_so(tmp_path: Path) -> None:
     path = tmp_path / "cpu.py"
     path.write_text("import torch\ntorch.nn.Linear(4, 4)(torch.randn(2, 4))\n")
     with pytest.raises(UsageError, match="nothing was allocated") as caught:
-        estimate_program(watch.program(str(path), [], module=False), gpu="t4")
+        estimate_program(EstimateRequest(str(path), gpu="t4"))
     assert "ran on the CPU" in caught.value.hint
 
 

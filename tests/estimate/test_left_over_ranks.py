@@ -10,15 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from gpuprobe.api.estimates import estimate_program
 from gpuprobe.errors import ProgramFailed
+from gpuprobe.model.plans.request import EstimateRequest
+from gpuprobe.planning.estimates import estimate_program
 from gpuprobe.planning.peers import Peers, remove_stale_jobs
-from gpuprobe.sampler.program import load_script
+from gpuprobe.planning.program import ProgramStart
 
 OWNER = """
-import pathlib, time
+import time
+from gpuprobe.model.plans.request import EstimateRequest
 from gpuprobe.planning.peers import Peers
-job = Peers(-1, lambda rank, place: {}, cwd=pathlib.Path.cwd(), environment={})
+from gpuprobe.planning.program import ProgramStart
+job = Peers(-1, EstimateRequest(), ProgramStart())
 print(job.meeting, flush=True)
 time.sleep(600)
 """
@@ -73,13 +76,13 @@ def test_a_handler_of_the_programs_is_left_alone(tmp_path: Path) -> None:
 
     before = signal.signal(signal.SIGTERM, handler)
     try:
-        job = Peers(-1, lambda rank, place: {}, cwd=tmp_path, environment={})
+        job = Peers(-1, EstimateRequest(), ProgramStart())
         assert signal.getsignal(signal.SIGTERM) is handler
         job.close()
         assert signal.getsignal(signal.SIGTERM) is handler
     finally:
         signal.signal(signal.SIGTERM, before)
-    job = Peers(-1, lambda rank, place: {}, cwd=tmp_path, environment={})
+    job = Peers(-1, EstimateRequest(), ProgramStart())
     assert signal.getsignal(signal.SIGTERM) is not before
     job.close()
     assert signal.getsignal(signal.SIGTERM) is before
@@ -92,6 +95,6 @@ def test_an_estimate_that_fails_puts_main_back(tmp_path: Path) -> None:
     script.write_text("import torch\ntorch.ones(3, device='cuda')\nraise ValueError('wrong')\n")
     main, argv, path = sys.modules["__main__"], list(sys.argv), list(sys.path)
     with pytest.raises(ProgramFailed, match="wrong"):
-        estimate_program(load_script(str(script), []), gpu="a100-40gb", compute="shapes")
+        estimate_program(EstimateRequest(str(script), gpu="a100-40gb", compute="shapes"))
     assert sys.modules["__main__"] is main
     assert (sys.argv, sys.path) == (argv, path)

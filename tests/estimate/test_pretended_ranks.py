@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -20,9 +19,11 @@ import gpuprobe
 from gpuprobe.catalogue.gpus import parse_spec
 from gpuprobe.errors import ProgramFailed, UsageError
 from gpuprobe.model.plans.estimate import FITS, NOT, Estimate
+from gpuprobe.model.plans.request import EstimateRequest
 from gpuprobe.model.values import Bytes
 from gpuprobe.native.session import EngineOptions, NativeSession
 from gpuprobe.planning.peers import Job, Peers
+from gpuprobe.planning.program import ProgramStart
 from gpuprobe.planning.ranks import worst_of
 from gpuprobe.reporters.json.estimate import document, estimate_of
 from gpuprobe.reporters.sections.plans import estimate_sections
@@ -234,10 +235,7 @@ def test_the_worst_rank_is_the_one_that_does_not_fit() -> None:
 
 
 def test_a_rank_that_sends_nothing_is_named() -> None:
-    def order(rank: int, meeting: str) -> dict[str, Any]:
-        return {}  # its process fails at once
-
-    peers = Peers(0, order, cwd=Path.cwd(), environment=dict(os.environ))
+    peers = Peers(0, EstimateRequest(), ProgramStart())  # a process without a program fails
     place = Path(peers.meeting)
     try:
         peers.post("here", b"1")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuprobe.planning.adapts import handler_of
+from gpuprobe.planning.program import handler_of
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 import gpuprobe
 from gpuprobe.errors import UsageError
 from gpuprobe.model.plans.fit import Trial
+from gpuprobe.model.plans.request import ParameterSource
 from gpuprobe.model.values import Bytes
-from gpuprobe.planning.argument import ParameterSource, parameter_source, with_constant, with_option
 from gpuprobe.planning.fit import search
+from gpuprobe.planning.program import parameter_source, with_constant, with_option
 
 pytestmark = pytest.mark.simulated
 

@@ -9,10 +9,11 @@ import pytest
 import warm_python
 
 from gpuprobe.errors import ProgramFailed
+from gpuprobe.model.io.codec import from_plain, to_plain
 from gpuprobe.model.plans.fit import Fit, FitChoice, Trial
+from gpuprobe.model.plans.request import EstimateRequest, ParameterSource
 from gpuprobe.model.values import Bytes
-from gpuprobe.planning.argument import ParameterSource
-from gpuprobe.planning.trials import ProgramStart, program_of
+from gpuprobe.planning.program import program_of
 from gpuprobe.reporters.sections.parts import Table
 from gpuprobe.reporters.sections.plans import fit_sections
 
@@ -81,28 +82,21 @@ def test_the_table_of_choices() -> None:
 def test_other_processes_run_the_program_with_the_value(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("ROWS = 1\n")
-    order = {
-        "script": str(script),
-        "arguments": [],
-        "parameter": ParameterSource(constant="ROWS", value=1)._asdict(),
-        "value": 7,
-        "change": "",
-    }
-    program = program_of(order)
-    again = ProgramStart(program).request()
-    assert {key: again[key] for key in ("parameter", "value", "change")} == {
-        key: order[key] for key in ("parameter", "value", "change")
-    }
+    request = EstimateRequest(
+        str(script), parameter=ParameterSource(constant="ROWS", value=1), value=7
+    )
+    received = from_plain(EstimateRequest, json.loads(json.dumps(to_plain(request))))
+    assert received == request
     namespace: dict[str, int] = {}
-    exec(program_of(again).code, namespace)
+    exec(program_of(received).code, namespace)
     assert namespace["ROWS"] == 7
 
 
 def test_no_choice_has_an_estimate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpuprobe.api.estimates import fit_program
+    from gpuprobe.planning.fit import fit_program
 
     monkeypatch.setattr("sys.executable", warm_python.shared().python)
     script = tmp_path / "train.py"
     script.write_text("ROWS = 1\nraise SystemExit(3)\n")
     with pytest.raises(ProgramFailed, match="with ROWS 1: the program ended with exit code 3"):
-        fit_program(str(script), "ROWS", gpu="t4,l4")
+        fit_program(EstimateRequest(str(script), gpu="t4,l4"), "ROWS")

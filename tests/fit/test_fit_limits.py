@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,10 @@ import pytest
 
 from gpuprobe.errors import UsageError
 from gpuprobe.model.plans.fit import Fit
-from gpuprobe.planning.argument import ParameterSource
-from gpuprobe.planning.fit import Deadline, _Case, _CaseSearch, _Runner
-from gpuprobe.planning.trials import SUFFICIENT, EstimateServer
+from gpuprobe.model.plans.request import EstimateRequest, ParameterSource
+from gpuprobe.planning.estimates import SUFFICIENT
+from gpuprobe.planning.fit import Deadline, _CaseSearch, _Runner
+from gpuprobe.planning.trials import EstimateServer
 from gpuprobe.reporters.sections.plans import fit_sections
 
 GIB = 1 << 30
@@ -27,14 +27,14 @@ class Estimates:
         self._why = why
         self._stop_at = stop_at
 
-    def __call__(self, request: Mapping[str, Any], seconds: float) -> dict[str, Any] | None:
-        if self._stop_at and request["value"] >= self._stop_at:
+    def __call__(self, request: EstimateRequest, seconds: float) -> dict[str, Any] | None:
+        if self._stop_at and request.value >= self._stop_at:
             raise KeyboardInterrupt
-        self.computed.append(request["compute"])
+        self.computed.append(request.compute)
         self.now += min(30, seconds)
         if seconds < 30:
             return None
-        need = request["value"] * GIB
+        need = request.value * GIB
         return {
             "gpu": "t4",
             "capacity": 16 * GIB,
@@ -48,7 +48,7 @@ class Estimates:
 def searched(estimates: Estimates, seconds: float = 600) -> tuple[_CaseSearch, list[str]]:
     lines: list[str] = []
     source = ParameterSource("--batch-size", value=1)
-    case = _Case("train.py", (), "t4", 3, "auto", None, 1, (), source)
+    case = EstimateRequest("train.py", gpu="t4", parameter=source)
     deadline = Deadline(seconds, lambda: estimates.now)
     runner = _Runner(estimates, "batch_size", lines.append, "", deadline)
     search = _CaseSearch(runner, case, 1, 100)
@@ -122,8 +122,8 @@ def test_values_are_left_out_only_after_a_run_in_which_no_line_decided_by_them(
 
 def test_an_estimate_is_ended_at_its_limit(tmp_path: Path) -> None:
     with EstimateServer() as server:
-        assert server.within({}, 0.0) is None
-        assert server._server is None
+        assert server.within(EstimateRequest(), 0.0) is None
+        assert server._process is None
 
 
 @pytest.mark.parametrize(

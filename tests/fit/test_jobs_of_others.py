@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from gpuprobe.model.plans.request import EstimateRequest
 from gpuprobe.planning.peers import Peers, remove_stale_jobs
+from gpuprobe.planning.program import ProgramStart
 
 
 def stale_job(folder: Path, name: str = "gpuprobe-ranks-0") -> Path:
     """The directory of a job whose first process was killed."""
-    peers = Peers(-1, lambda rank, place: {}, cwd=folder, environment={})
+    peers = Peers(-1, EstimateRequest(), ProgramStart())
     made = Path(peers.meeting)
     peers._restore()
     machine = (made / "owner").read_text().rpartition(" ")[0]

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import astuple, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import gpuprobe
 from gpuprobe.catalogue.gpus import find
 from gpuprobe.errors import ConfigError
 from gpuprobe.model.plans.estimate import Estimate, EstimatedChange
+from gpuprobe.model.plans.request import EstimateRequest
 from gpuprobe.model.values import Bytes
 from gpuprobe.planning.alternatives import batch_parameter, script_changes
 from gpuprobe.planning.changes import apply
@@ -32,17 +34,7 @@ pytestmark = pytest.mark.simulated
 
 GIB = 1 << 30
 NOTHING = Bytes(0)
-REQUEST = {
-    "script": "train.py",
-    "arguments": ["--batch-size", "8"],
-    "module": False,
-    "gpu": "t4",
-    "steps": 2,
-    "conf": None,
-    "ranks": 1,
-    "rank": 0,
-    "change": "",
-}
+REQUEST = EstimateRequest("train.py", ("--batch-size", "8"), gpu="t4", steps=2)
 
 
 def estimate(reserved: int, gpu: str = "t4") -> Estimate:
@@ -74,12 +66,12 @@ class Trials:
     def __init__(self, needs: dict[str, float | str], capacity: float = 15) -> None:
         self.needs = needs
         self.capacity = capacity
-        self.requests: list[dict[str, Any]] = []
+        self.requests: list[EstimateRequest] = []
 
-    def __call__(self, request: Any) -> dict[str, Any]:
+    def __call__(self, request: EstimateRequest) -> dict[str, Any]:
         self.requests.append(request)
-        gpu = request["gpu"]
-        key = request["change"] or request["conf"] or gpu
+        gpu = request.gpu
+        key = request.change or request.conf or gpu
         need = self.needs[key]
         if isinstance(need, str):
             return {"error": need}
@@ -97,7 +89,7 @@ def made(
 def changes(*names: str) -> Callable[[Any], Iterable[Alternative]]:
     """A provider without feedback."""
     return lambda request: [
-        Alternative(name, {**request, "change": name}, f"how {name}") for name in names
+        Alternative(name, replace(request, change=name), f"how {name}") for name in names
     ]
 
 
@@ -111,7 +103,7 @@ def test_changes_are_tried_in_their_order_and_those_that_fit_are_first() -> None
         ("a", False),
     ]
     assert found.not_tried == ("c: it failed",)
-    assert [request["change"] for request in trials.requests] == ["", "a", "b", "c", "d"]
+    assert [request.change for request in trials.requests] == ["", "a", "b", "c", "d"]
     assert [note.partition(" (")[0] for note in notes] == [f"trying {name}" for name in "abcd"]
     assert found.added_to(estimate(18 * GIB)).suggestions == found.changes
 
@@ -131,7 +123,7 @@ def test_changes_that_are_not_enough_alone_are_tried_together() -> None:
 def test_changes_of_one_key_are_not_combined() -> None:
     def provider(request: Any) -> Iterable[Alternative]:
         for size in ("4", "2"):
-            yield Alternative(size, {**request, "arguments": [size], "change": size})
+            yield Alternative(size, replace(request, arguments=(size,), change=size))
 
     trials = Trials({"a10": 19, "4": 17, "2": 16})
     assert [one.name for one in made(trials, provider).changes] == ["4", "2"]
@@ -139,13 +131,13 @@ def test_changes_of_one_key_are_not_combined() -> None:
 
 def test_settings_of_the_allocator_are_joined_with_a_change() -> None:
     def provider(request: Any) -> Iterable[Alternative]:
-        yield Alternative("e", {**request, "conf": "expandable_segments:True"})
-        yield Alternative("a", {**request, "change": "a"})
+        yield Alternative("e", replace(request, conf="expandable_segments:True"))
+        yield Alternative("a", replace(request, change="a"))
 
     trials = Trials({"a10": 19, "expandable_segments:True": 17, "a": 16})
     made(trials, provider)
-    assert trials.requests[-1]["change"] == "a"
-    assert trials.requests[-1]["conf"] == "expandable_segments:True"
+    assert trials.requests[-1].change == "a"
+    assert trials.requests[-1].conf == "expandable_segments:True"
 
 
 def test_a_generator_gets_the_results() -> None:
@@ -153,7 +145,7 @@ def test_a_generator_gets_the_results() -> None:
 
     def provider(request: Any) -> Changes:
         received.append((yield Skipped("z", "impossible")))
-        received.append((yield Alternative("a", {**request, "change": "a"})))
+        received.append((yield Alternative("a", replace(request, change="a"))))
 
     found = made(Trials({"a10": 19, "a": 14}), provider)
     assert received[0] is None
@@ -179,7 +171,7 @@ def test_ctrl_c_keeps_what_was_tried() -> None:
     trials = Trials({"a10": 19, "a": 14})
 
     def interrupted(request: Any) -> dict[str, Any]:
-        if request["change"] == "b":
+        if request.change == "b":
             raise KeyboardInterrupt
         return trials(request)
 
@@ -243,14 +235,14 @@ def test_the_batch_size_of_a_script(
 ) -> None:
     path = tmp_path / "train.py"
     path.write_text(source, encoding="utf-8")
-    found = batch_parameter({**REQUEST, "script": str(path), "arguments": arguments})
-    assert (None if found is None else tuple(found)) == expected
+    found = batch_parameter(replace(REQUEST, script=str(path), arguments=tuple(arguments)))
+    assert (None if found is None else astuple(found)) == expected
 
 
 def test_the_changes_of_a_script(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text("BATCH_SIZE = 8", encoding="utf-8")
-    request = {**REQUEST, "script": str(path), "arguments": [], "ranks": 2}
+    request = replace(REQUEST, script=str(path), arguments=(), ranks=2)
     provider = script_changes(request)
     found = [next(provider)]
     result: EstimatedChange | None = None
@@ -276,7 +268,7 @@ def test_the_changes_of_a_script(tmp_path: Path) -> None:
     assert isinstance(eight_bit, kind)
     last = found[-2]
     assert isinstance(last, Alternative)
-    assert (last.request["value"], last.request["steps"]) == (1, 4)
+    assert (last.request.value, last.request.steps) == (1, 4)
 
 
 def adamw(step: bool = True) -> Callable[[], None]:
@@ -399,12 +391,11 @@ def test_fit_on_all_gpus_of_the_catalogue(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("gpuprobe.catalogue.gpus.all_models", lambda: models)
     path = tmp_path / "train.py"
     path.write_text(SCRIPT.replace("CALL", "block(x)"), encoding="utf-8")
-    from gpuprobe.api.estimates import fit_program
+    from gpuprobe.planning.fit import fit_program
 
     notes: list[str] = []
-    found = fit_program(
-        str(path), "batch-size", gpu="all", steps=1, suggest=True, notify=notes.append
-    )
+    request = EstimateRequest(str(path), gpu="all", steps=1, suggest=True)
+    found = fit_program(request, "batch-size", notify=notes.append)
     assert [one.gpu for one in found.choices] == list(names)
     largest = [one.largest for one in found.choices]
     assert None not in largest

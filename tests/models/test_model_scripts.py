@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from gpuprobe.api.models import DTYPES, METHODS, OPTIMIZERS, SHARDINGS
 from gpuprobe.catalogue.gpus import parse_spec
 from gpuprobe.errors import GpuprobeError, MissingExtra, UsageError
+from gpuprobe.model.plans.request import EstimateRequest
 from gpuprobe.model.values import Bytes
 from gpuprobe.planning import alternatives as alternatives_module
 from gpuprobe.planning.models import run as run_module
@@ -184,12 +186,12 @@ def test_sequences_are_as_long_as_the_model_allows() -> None:
 
 # -- what would make it fit
 
-REQUEST = {"gpu": "rtx-4090", "ranks": 1, "script": "train.py"}
+REQUEST = EstimateRequest("train.py", gpu="rtx-4090")
 
 
 def tried(run: ModelRun, folder: Path, fitting: str = "") -> list[Alternative | Skipped]:
     """What the provider yields, if the change of that name fits."""
-    changes = ModelChanges(run, folder)({**REQUEST, "ranks": run.ranks})
+    changes = ModelChanges(run, folder)(replace(REQUEST, ranks=run.ranks))
     found: list[Alternative | Skipped] = []
     result: EstimatedChange | None = None
     while True:
@@ -219,11 +221,11 @@ def test_changes_are_other_scripts_and_end_with_more_gpus(tmp_path: Path) -> Non
     assert "alone are 59.8 GiB" in skipped["activation checkpointing"]
     for change in found:
         if isinstance(change, Alternative):
-            text = Path(change.request["script"]).read_text(encoding="utf-8")
+            text = Path(change.request.script).read_text(encoding="utf-8")
             enabled = "checkpointing_enable" in text or "use_gradient_checkpointing=True" in text
             assert enabled is ("checkpointing" in change.how)
             assert ("fully_shard" in text) is ("GPUs" in change.name)
-            assert (change.request["ranks"] > 1) is ("GPUs" in change.name)
+            assert (change.request.ranks > 1) is ("GPUs" in change.name)
 
 
 def test_a_change_that_is_enough_is_not_combined(tmp_path: Path) -> None:
@@ -245,7 +247,7 @@ def test_batches_that_need_too_much_by_the_two_before_are_not_tried(tmp_path: Pa
     small = find_model("llama-3.2-1b")
     changes = ModelChanges(ModelRun(small, batch_size=64), tmp_path)(REQUEST)
     assert isinstance(changes, Generator)
-    (model,) = parse_spec(REQUEST["gpu"])
+    (model,) = parse_spec(REQUEST.gpu)
     tried_sizes, skipped = [], []
     change = next(changes)
     while change.name.startswith("batch size"):

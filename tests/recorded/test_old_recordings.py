@@ -16,7 +16,7 @@ import jsonschema
 import pytest
 
 import gpuprobe
-from gpuprobe.api.summary import summarize
+from gpuprobe.recording.summary import summarize
 from gpuprobe.reporters.json.schemas import schema
 from gpuprobe.reporters.sections.report import report_sections
 from gpuprobe.reporters.terminal import Style

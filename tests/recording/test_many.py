@@ -13,7 +13,6 @@ import report_builders as build
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuprobe.api.summary import summarize
 from gpuprobe.errors import DataError
 from gpuprobe.model.io.codec import to_plain
 from gpuprobe.model.memory import Category
@@ -24,6 +23,7 @@ from gpuprobe.model.values import Bytes, Peak, Unavailable
 from gpuprobe.recording.many.shapes import Shape, Shapes
 from gpuprobe.recording.many.steps import KEPT_STEPS, LazySteps
 from gpuprobe.recording.reader import RecordingTail, read_recording
+from gpuprobe.recording.summary import summarize
 from gpuprobe.recording.writer import RecordingWriter
 from gpuprobe.reporters.json.report import to_document
 

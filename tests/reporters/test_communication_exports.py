@@ -96,7 +96,7 @@ def test_perfetto_leads_from_the_last_to_the_others(tmp_path: Path) -> None:
 
 
 def test_a_report_adds_them_up() -> None:
-    from gpuprobe.api.summary import summarize
+    from gpuprobe.recording.summary import summarize
 
     found = summarize(recorded([record(), record("all_gather", 4096, arrival=9)], [record()]))
     assert found.communication is not None

@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuprobe.analysis.launches import BY, NATIVE_ONLY, launch_count, launches_of, mergeable, summed
-from gpuprobe.api.summary import summarize
 from gpuprobe.api.views import write_perfetto
 from gpuprobe.errors import DataError
 from gpuprobe.model.memory import Category
@@ -36,6 +35,7 @@ from gpuprobe.model.run.recording import Recording
 from gpuprobe.model.run.session import Step
 from gpuprobe.model.values import Unavailable
 from gpuprobe.recording.reader import read_recording
+from gpuprobe.recording.summary import summarize
 from gpuprobe.recording.writer import RecordingWriter
 from gpuprobe.reporters.json import report as report_json
 from gpuprobe.reporters.json.schemas import schema

@@ -29,7 +29,6 @@ from report_builders import (
 )
 
 from gpuprobe.analysis.placement import imbalance
-from gpuprobe.api.summary import summarize
 from gpuprobe.errors import DataError
 from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.memory import Block, BlockState, Category, Segment
@@ -56,6 +55,7 @@ from gpuprobe.model.run.session import (
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Bytes, Peak, Unavailable
+from gpuprobe.recording.summary import summarize
 from gpuprobe.reporters.html import report as html_report
 from gpuprobe.reporters.json import report as report_json
 from gpuprobe.reporters.json.schemas import schema

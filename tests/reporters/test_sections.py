@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_builders import environment, recording, session, step
 
-from gpuprobe.api.summary import summarize
 from gpuprobe.model.findings import Level
+from gpuprobe.recording.summary import summarize
 from gpuprobe.reporters import markdown
 from gpuprobe.reporters.html.draw import Drawing
 from gpuprobe.reporters.sections.parts import (

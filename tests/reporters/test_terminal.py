@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_builders import recording, step
 
-from gpuprobe.api.summary import summarize
 from gpuprobe.model.report import PhaseTime, TimeShares
+from gpuprobe.recording.summary import summarize
 from gpuprobe.reporters.sections.parts import Cell, Column, Row, Section, Table
 from gpuprobe.reporters.sections.report import headline, report_sections
 from gpuprobe.reporters.sections.report.steps import time_sections

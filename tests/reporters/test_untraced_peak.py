@@ -12,7 +12,6 @@ from report_builders import by_names, recording, step, trace
 
 from gpuprobe import report
 from gpuprobe.analysis.compare.diff import diff_recordings
-from gpuprobe.api.summary import summarize
 from gpuprobe.api.views import write_flamegraph
 from gpuprobe.errors import DataError
 from gpuprobe.model.memory import Category
@@ -21,6 +20,7 @@ from gpuprobe.model.run.recording import Recording
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Bytes, Unavailable
 from gpuprobe.recording.chunks import RankTraces
+from gpuprobe.recording.summary import summarize
 from gpuprobe.reporters.html import report as html_compare
 from gpuprobe.reporters.json import diff as diff_json
 from gpuprobe.reporters.json.schemas import schema

@@ -19,10 +19,10 @@ from torch import nn
 import gpuprobe
 from gpuprobe.analysis.compare.diff import Diff
 from gpuprobe.api.recordings import diff, load
-from gpuprobe.api.summary import summarize
 from gpuprobe.api.views import write_diff
 from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.report import ShareTable
+from gpuprobe.recording.summary import summarize
 from gpuprobe.reporters.json import diff as diff_json
 from gpuprobe.reporters.json.schemas import schema
 from gpuprobe.reporters.sections.diff import diff_sections

@@ -19,10 +19,10 @@ from torch import nn
 
 import gpuprobe
 from gpuprobe.api.recordings import load
-from gpuprobe.api.summary import summarize
 from gpuprobe.api.views import write_report
 from gpuprobe.model.report import ShareTable
 from gpuprobe.model.trace import parse_tag
+from gpuprobe.recording.summary import summarize
 from gpuprobe.reporters.json import report as report_json
 from gpuprobe.reporters.json.schemas import schema
 from gpuprobe.reporters.sections.report import report_sections

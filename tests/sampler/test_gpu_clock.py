@@ -14,9 +14,9 @@ from sinks import KeepingSink
 
 import gpuprobe
 from gpuprobe.analysis.time_shares import time_shares
-from gpuprobe.api.summary import device_memory, pinned_memory
 from gpuprobe.model.run.session import Step
 from gpuprobe.model.values import Unavailable
+from gpuprobe.recording.summary import device_memory, pinned_memory
 from gpuprobe.sampler.gpu_clock import BEHIND, GpuClock
 from gpuprobe.sampler.recorder import Recorder
 from gpuprobe.sampler.sources import DeviceUse

@@ -24,11 +24,12 @@ import torch.distributed as dist
 
 import gpuprobe
 from gpuprobe.api import watch
-from gpuprobe.api.estimates import estimate_program
-from gpuprobe.api.summary import summarize
 from gpuprobe.errors import UsageError
+from gpuprobe.model.plans.request import EstimateRequest
 from gpuprobe.planning import processes as started_processes
+from gpuprobe.planning.estimates import estimate_program
 from gpuprobe.planning.processes import ENDED, Stalled, interrupt_stalls
+from gpuprobe.recording.summary import summarize
 from gpuprobe.recording.writer import RecordingWriter
 from gpuprobe.torch_support import process_gpus
 
@@ -301,7 +302,7 @@ def test_an_estimate_adds_what_they_need_at_one_time(
     count: int, together: bool, how: str, tmp_path: Path
 ) -> None:
     program = script(tmp_path, trains_next_to, count, together, how)
-    found = estimate_program(program, "t4", compute="shapes")
+    found = estimate_program(EstimateRequest(gpu="t4", compute="shapes"), program)
     at_once = count if together else 1
     assert (found.peak_reserved, found.processes) == (RESERVED, at_once)
     assert abs(found.processes_low - at_once * (RESERVED * 0.98 + found.context_low)) < 2
@@ -316,8 +317,9 @@ def starts_only() -> None:
 
 @pytest.mark.simulated
 def test_an_estimate_of_a_program_that_uses_no_gpu_itself_has_a_hint(tmp_path: Path) -> None:
+    request = EstimateRequest(gpu="t4", compute="shapes")
     with pytest.raises(UsageError, match="only processes that the program starts") as caught:
-        estimate_program(script(tmp_path, starts_only), "t4", compute="shapes")
+        estimate_program(request, script(tmp_path, starts_only))
     assert "--ranks" in caught.value.hint
 
 
@@ -347,10 +349,11 @@ def test_an_estimate_does_not_wait_for_what_will_never_come(
     monkeypatch.setattr(started_processes, "_PATIENCE_S", 0.5)
     before = signal.getsignal(signal.SIGURG)
     with pytest.raises(UsageError, match="waits for one that was stopped") as raised:
-        estimate_program(script(tmp_path, waits_for_an_answer, 4), "t4", steps=3)
+        estimate_program(EstimateRequest(gpu="t4"), script(tmp_path, waits_for_an_answer, 4))
     assert "more --steps" in raised.value.hint
     assert signal.getsignal(signal.SIGURG) == before
-    assert estimate_program(script(tmp_path, waits_for_an_answer, 2), "t4", steps=3).fits
+    program = script(tmp_path, waits_for_an_answer, 2)
+    assert estimate_program(EstimateRequest(gpu="t4"), program).fits
 
 
 def test_what_still_works_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

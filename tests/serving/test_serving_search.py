@@ -18,7 +18,7 @@ from gpuprobe.api.serving import fit_serving
 from gpuprobe.errors import UsageError
 from gpuprobe.model.plans.serving import ServingEstimate, ServingFit
 from gpuprobe.model.values import Bytes
-from gpuprobe.planning.serving.command import serving_command
+from gpuprobe.planning.commands import serving_command
 from gpuprobe.planning.serving.search import search, sequences
 from gpuprobe.reporters.json.schemas import schema
 

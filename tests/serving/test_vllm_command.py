@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpuprobe.errors import UsageError
-from gpuprobe.planning.serving.command import serving_command
+from gpuprobe.planning.commands import serving_command
 
 
 @pytest.mark.parametrize(

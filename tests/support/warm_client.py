@@ -39,7 +39,8 @@ PROGRAMS = {
 }
 """The commands, and what the interpreter runs for each."""
 
-_TRIAL_SERVER = ["-m", "gpuprobe.api.trial_server"]
+OWN = ("gpuprobe.agents.worker", "gpuprobe.api.trial_server", "gpuprobe.planning.worker")
+"""gpuprobe's own processes: modules that it runs with ``-m``."""
 
 
 def settings(environment: dict[str, str]) -> dict[str, str]:
@@ -55,11 +56,15 @@ def inherits(words: list[str]) -> bool:
     belongs to a job of `warm_python.ranks`. Other processes of users' programs show how an
     interpreter begins with one.
     """
-    if words[:2] == _TRIAL_SERVER:
+    if _is_own(words):
         return True
-    if RANKS in os.environ and (words[:2] == PROGRAMS["torchrun"] or words[:1][0].endswith(".py")):
-        return True
-    return words[:1] == ["-c"] and words[1].startswith("from gpuprobe.api.estimates import ")
+    return RANKS in os.environ and (
+        words[:2] == PROGRAMS["torchrun"] or words[:1][0].endswith(".py")
+    )
+
+
+def _is_own(words: list[str]) -> bool:
+    return words[:1] == ["-m"] and words[1] in OWN
 
 
 def _without_engine(environment: dict[str, str]) -> dict[str, str]:
@@ -79,7 +84,7 @@ def _without_engine(environment: dict[str, str]) -> dict[str, str]:
 
 
 def _imports_torch(words: list[str]) -> bool:
-    if words[:2] in (_TRIAL_SERVER, PROGRAMS["torchrun"]):
+    if _is_own(words) or words[:2] == PROGRAMS["torchrun"]:
         return True
     if words[:2] == PROGRAMS["gpuprobe"]:
         return len(words) > 2 and words[2] in COMMANDS and not {"-h", "--help"} & {*words}

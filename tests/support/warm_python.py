@@ -65,7 +65,7 @@ _OF_COMMANDS = (
     *(
         f"gpuprobe.api.{name}"
         for name in (
-            *("check", "estimates", "explain", "hazards"),
+            *("check", "explain", "hazards"),
             *("recordings", "render", "trials", "watch"),
         )
     ),
@@ -100,7 +100,8 @@ def shared() -> WarmPython:
     if warm_client.ADDRESS in os.environ:
         return WarmPython(Path(os.environ[warm_client.ADDRESS]).parent)
     base = tempfile.mkdtemp(prefix="warm-")
-    made = WarmPython(Path(base), [*_OF_COMMANDS, *modules_of(*_ROOMS)])
+    imported = [name for name in modules_of(*_ROOMS) if name not in warm_client.OWN]
+    made = WarmPython(Path(base), [*_OF_COMMANDS, *imported])
     owner = os.getpid()
 
     def end() -> None:

@@ -139,8 +139,8 @@ def planned(
     args: argparse.Namespace, *, before: Baseline | None, project: ProjectSettings, **more: Any
 ) -> CheckPlan:
     """The plan of a run, from the options, the baseline and pyproject.toml."""
-    from gpuprobe.api.commands import is_command
     from gpuprobe.gate.plan import gpu_of, own_command, plan
+    from gpuprobe.planning.commands import is_command
 
     own = args.target == PROJECTS_OWN
     command = [] if args.target is None or own else [args.target, *args.args]

@@ -14,19 +14,19 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuprobe.cli import exit_codes, status_line, stderr
 from gpuprobe.cli.model_options import add_model, check_model_options, model_script_of
 from gpuprobe.cli.options import (
-    DEFAULT_GPU,
     Target,
     add_estimated_run,
     add_formats,
     add_program,
     add_top,
-    estimated_run_of,
+    estimate_request,
     format_of,
     output_to_stderr,
     positive,
@@ -34,6 +34,7 @@ from gpuprobe.cli.options import (
     program_of,
 )
 from gpuprobe.errors import UsageError
+from gpuprobe.model.plans.request import DEFAULT_GPU, EstimateRequest
 
 if TYPE_CHECKING:
     from gpuprobe.api.models import ModelScript
@@ -103,90 +104,87 @@ def _notify(text: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gpuprobe.api.render import render
-
     if check_model_options(args):
         with model_script_of(args) as model:
-            return _estimate(args, Target(model.path, (), False), model)
-    from gpuprobe.api.commands import is_command, launched_by
-    from gpuprobe.api.serving import estimate_serving
-    from gpuprobe.api.simulated_gpu import load_gpu
+            return _estimate(args, _request(args, Target(model.path, (), False)), model)
+    from gpuprobe.planning.commands import is_command, launched_by, serving_command
 
     target = program_of(args, "gpuprobe estimate --gpu GPU SCRIPT, or --model NAME")
     words = [target.target, *target.arguments]
-    server = estimate_serving(words, args.gpu, module=target.module, notify=stderr.note)
-    if server is not None:
-        render(server, format_of(args), sys.stdout, cwd=str(Path.cwd()))
-        return exit_codes.OK if server.started else exit_codes.FINDINGS
+    if serving_command(words, module=target.module) is not None:
+        return _estimate_serving(args, words, module=target.module)
     if not target.module and is_command(target.target):
         launched = launched_by(words, args.gpu)
         target = Target(launched.target, launched.arguments, launched.module)
         if args.ranks == 1:
             args.ranks = launched.ranks
-    if target.module:
-        load_gpu(args.gpu, endless=True)
-    return _estimate(args, target)
+    return _estimate(args, _request(args, target))
 
 
-def _estimate(args: argparse.Namespace, target: Target, model: ModelScript | None = None) -> int:
-    """Estimate a program and print the result; returns the exit code."""
+def _request(args: argparse.Namespace, target: Target) -> EstimateRequest:
+    return estimate_request(
+        args,
+        target,
+        ranks=args.ranks,
+        link=args.link,
+        per_node=args.per_node,
+        output=args.output or "",
+        suggest=not args.no_suggestions,
+        gpus=args.gpus or ("all" if args.gpu == "all" else ""),
+        prices=args.price,
+    )
+
+
+def _estimate(
+    args: argparse.Namespace, request: EstimateRequest, model: ModelScript | None = None
+) -> int:
+    """Make the requested estimate and print it; returns the exit code."""
     from dataclasses import replace
 
-    from gpuprobe.api import watch
-    from gpuprobe.api.estimates import estimate_program
     from gpuprobe.api.render import render
-    from gpuprobe.model.plans.step_time import StepTime, cost_of
+    from gpuprobe.planning.estimates import estimate_program
 
-    if args.gpus or args.gpu == "all":
-        return _print_table(args, target)
-    others = sorted(set(args.price) - {"", args.gpu})
+    if request.gpus:
+        return _print_table(args, request)
+    others = sorted(set(request.prices) - {"", request.gpu})
     if others:
-        raise UsageError(f"--price {others[0]}: the estimate is for {args.gpu}")
-    program = watch.program(*target)
+        raise UsageError(f"--price {others[0]}: the estimate is for {request.gpu}")
     progress = status_line.PROGRESS  # without one, the command was called from Python
     with output_to_stderr():
         estimate = estimate_program(
-            program,
-            args.gpu,
-            **estimated_run_of(args),
-            link=args.link,
-            per_node=args.per_node,
-            output=args.output or "",
-            suggest=not args.no_suggestions,
+            request,
             alternatives=None if model is None else model.alternatives,
             notify=_notify,
             progress=None if progress is None else progress.step,
         )
     if model is not None:
         estimate = replace(estimate, model=model.choices)
-    if args.price and isinstance(estimate.step_time, StepTime):
-        gpus = max(estimate.ranks, estimate.devices)
-        (price,) = args.price.values()
-        estimate = replace(estimate, cost=cost_of(estimate.step_time, price, gpus))
     # A written script may be in a temporary folder, whose name is random.
     folder = Path.cwd() if model is None else Path(model.path).parent.absolute()
     render(estimate, format_of(args), sys.stdout, top=args.top, cwd=str(folder))
     return exit_codes.OK if estimate.fits else exit_codes.FINDINGS
 
 
-def _print_table(args: argparse.Namespace, target: Target) -> int:
-    """Estimate a program on several GPUs and print a table; returns the exit code."""
-    from gpuprobe.api import watch
-    from gpuprobe.api.estimates import estimate_on_gpus
+def _estimate_serving(args: argparse.Namespace, words: Sequence[str], *, module: bool) -> int:
+    """Estimate a server and print the result; returns the exit code."""
     from gpuprobe.api.render import render
+    from gpuprobe.api.serving import estimate_serving
 
-    if args.output:
+    server = estimate_serving(words, args.gpu, module=module, notify=stderr.note)
+    assert server is not None  # it is a command of vLLM
+    render(server, format_of(args), sys.stdout, cwd=str(Path.cwd()))
+    return exit_codes.OK if server.started else exit_codes.FINDINGS
+
+
+def _print_table(args: argparse.Namespace, request: EstimateRequest) -> int:
+    """Make the requested estimates on several GPUs and print a table; returns the exit code."""
+    from gpuprobe.api.render import render
+    from gpuprobe.planning.estimates import estimate_on_gpus
+
+    if request.output:
         raise UsageError("--output keeps the recording of one GPU", hint="--gpu GPU without --gpus")
-    if args.gpus and args.gpu not in (DEFAULT_GPU, "all"):
-        raise UsageError(f"--gpu {args.gpu} and --gpus {args.gpus}: name all in --gpus")
-    table = estimate_on_gpus(
-        watch.program(*target),
-        args.gpus or args.gpu,
-        prices=args.price,
-        **estimated_run_of(args),
-        link=args.link,
-        per_node=args.per_node,
-        notify=_notify,
-    )
+    if args.gpus and request.gpu not in (DEFAULT_GPU, "all"):
+        raise UsageError(f"--gpu {request.gpu} and --gpus {args.gpus}: name all in --gpus")
+    table = estimate_on_gpus(request, _notify)
     render(table, format_of(args), sys.stdout)
     return exit_codes.OK if any(row.fits for row in table.rows) else exit_codes.FINDINGS

@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from gpuprobe.cli import exit_codes, stderr
 from gpuprobe.cli.model_options import add_model, check_model_options, model_script_of
 from gpuprobe.cli.options import (
+    Target,
     add_estimated_run,
     add_formats,
     add_program,
-    estimated_run_of,
+    estimate_request,
     format_of,
     positive,
     program_of,
@@ -90,31 +91,28 @@ def run(args: argparse.Namespace) -> int:
                 "--model writes a script for one number of ranks", hint="one run for each --ranks N"
             )
         with model_script_of(args) as model:
-            return _fit(args, model.path, (), args.arg or "batch_size")
+            return _fit(args, Target(model.path, (), False), args.arg or "batch_size")
     target = program_of(args, "gpuprobe fit SCRIPT --gpu GPU --arg batch_size, or --model NAME")
     if args.arg is None:
         return _serving(args, [target.target, *target.arguments])
-    return _fit(args, target.target, target.arguments, args.arg)
+    return _fit(args, target, args.arg)
 
 
 def _notify(args: argparse.Namespace) -> Callable[[str], None]:
     return (lambda message: None) if args.quiet else stderr.note
 
 
-def _fit(args: argparse.Namespace, script: str, arguments: Sequence[str], name: str) -> int:
+def _fit(args: argparse.Namespace, target: Target, name: str) -> int:
     """Search for the largest value and print the result; returns the exit code."""
-    from gpuprobe.api.estimates import fit_program
     from gpuprobe.api.render import render
+    from gpuprobe.planning.fit import fit_program
 
     found = fit_program(
-        script,
+        estimate_request(args, target, ranks=1, suggest=args.suggest),
         name,
-        arguments,
-        gpu=args.gpu,
+        ranks=args.ranks,
         least=args.min,
         most=args.max,
-        **estimated_run_of(args),
-        suggest=args.suggest,
         max_seconds=args.max_seconds,
         notify=_notify(args),
     )

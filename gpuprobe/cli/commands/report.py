@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
             stderr.print_line(f"wrote {visible(str(written))}")
     if (requested or args.html is not None) and form == "text":
         return exit_codes.OK
-    from gpuprobe.api.summary import summarize  # 60 ms, which `load_to_report` has spent
+    from gpuprobe.recording.summary import summarize  # 60 ms, which `load_to_report` has spent
 
     report = summarize(recording, top=args.top, device=args.device, whole=form != "json")
     cwd = report.session.cwd

@@ -140,7 +140,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gpuprobe.api.commands import is_command
+    from gpuprobe.planning.commands import is_command
 
     target = program_of(args, "gpuprobe run SCRIPT, or gpuprobe run -m MODULE")
     _require_gpu(args)
@@ -286,7 +286,8 @@ def _start_again(cost: str, folder: Path) -> NoReturn:
 def _run_command(args: argparse.Namespace, words: list[str]) -> int:
     """Run a command that is not a Python file, and show the summary of what it ran."""
     from gpuprobe.api import watch
-    from gpuprobe.api.commands import failed_ranks, name_of, run_command
+    from gpuprobe.api.commands import failed_ranks, run_command
+    from gpuprobe.planning.commands import name_of
 
     if args.endless:
         raise UsageError(f"--endless needs a script or a module, and {words[0]} is a command")

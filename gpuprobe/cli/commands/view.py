@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     if args.once or args.json or not can_show():
         from gpuprobe.api.recordings import load
         from gpuprobe.api.render import render
-        from gpuprobe.api.summary import summarize
+        from gpuprobe.recording.summary import summarize
 
         report = summarize(load(args.recording), whole=not args.json)
         render(report, format_of(args), sys.stdout, cwd=report.session.cwd, top=10)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from gpuprobe.model.plans.links import LinkTime
-from gpuprobe.model.plans.step_time import NOT_PREDICTED, StepTime, TrainingCost
+from gpuprobe.model.plans.step_time import NOT_PREDICTED, StepTime, TrainingCost, cost_of
 from gpuprobe.model.run.communication import Transfer
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import (
@@ -281,3 +281,11 @@ class Estimate(Displayed):
     @property
     def total_high(self) -> Size:
         return self.reserved_high + self.context_high + self.nccl_high + self.processes_high
+
+
+def priced(estimate: Estimate, price: float) -> Estimate:
+    """The estimate with the cost of a step, at the ``price`` of an hour of one GPU."""
+    if isinstance(estimate.step_time, Unavailable):
+        return estimate
+    gpus = max(estimate.ranks, estimate.devices)
+    return replace(estimate, cost=cost_of(estimate.step_time, price, gpus))

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gpuprobe.catalogue.gpus import parse_spec
 from gpuprobe.errors import GpuprobeError
 from gpuprobe.model.plans.estimate import EstimatedChange
+from gpuprobe.model.plans.request import EstimateRequest
 from gpuprobe.model.text import human_bytes
 from gpuprobe.planning.alternatives import no_eight_bit
 from gpuprobe.planning.models.run import ModelRun
 from gpuprobe.planning.models.script import script
 from gpuprobe.planning.suggestions import Alternative, Changes, Skipped
-from gpuprobe.planning.trials import Request
 
 
 class _Change:
@@ -40,7 +41,7 @@ class ModelChanges:
         self._folder = folder
         self._written = 0
 
-    def __call__(self, request: Request) -> Changes:
+    def __call__(self, request: EstimateRequest) -> Changes:
         """Yield each change alone, then together with the easier ones until the run fits."""
         yield from self._batches(request)
         for steps in _families(self._run):
@@ -49,11 +50,11 @@ class ModelChanges:
                 if result is not None and result.fits:
                     break
 
-    def _batches(self, request: Request) -> Changes:
+    def _batches(self, request: EstimateRequest) -> Changes:
         """Halve the batch size until the run fits. What takes more than the GPU has by the line
         through the two sizes before is skipped.
         """
-        model, *_ = parse_spec(request["gpu"])
+        model, *_ = parse_spec(request.gpu)
         known: list[tuple[int, int]] = []  # sizes, and the bytes that they need
         for size in _halves(self._run.batch_size):
             change = _smaller_batch(self._run, size)
@@ -72,7 +73,7 @@ class ModelChanges:
             known.append((size, result.needed))
 
     def _change(
-        self, request: Request, changes: list[_Change]
+        self, request: EstimateRequest, changes: list[_Change]
     ) -> Generator[Alternative | Skipped, EstimatedChange | None, EstimatedChange | None]:
         """Try changes together; returns the estimate with them. A run whose weights, gradients and
         optimizer state alone exceed the GPU is skipped.
@@ -88,7 +89,7 @@ class ModelChanges:
             run.check()
         except GpuprobeError as error:
             reason = reason or str(error)
-        model, *_ = parse_spec(request["gpu"])
+        model, *_ = parse_spec(request.gpu)
         if run.least_memory > model.total_memory:
             size = human_bytes(run.least_memory)
             reason = reason or f"weights, gradients and optimizer state alone are {size}"
@@ -98,7 +99,7 @@ class ModelChanges:
         self._written += 1
         path = self._folder / f"change_{self._written}.py"
         path.write_text(script(run), encoding="utf-8")
-        changed = {**request, "script": str(path), "ranks": run.ranks}
+        changed = replace(request, script=str(path), ranks=run.ranks)
         return (yield Alternative(name, changed, " ".join(change.options for change in changes)))
 
 

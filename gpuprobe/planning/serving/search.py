@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from gpuprobe.model.plans.serving import ServingEstimate, ServingFit, ServingTrial
-from gpuprobe.planning.serving.command import ServingCommand
+from gpuprobe.planning.commands import ServingCommand
 
 Start = Callable[[Sequence[str], str], ServingEstimate]
 """Starts vLLM with words of a command on a machine such as ``2xh100-80gb``."""

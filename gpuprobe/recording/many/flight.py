@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from math import prod
 from pathlib import Path
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Final, NamedTuple, NoReturn
 
 from gpuprobe.errors import DataError, InternalError, NotARecording, SnapshotError, UsageError
 from gpuprobe.model.io.codec import from_plain
@@ -28,7 +28,7 @@ from gpuprobe.model.run.communication import CollectiveRecord, group_text, wire_
 from gpuprobe.model.run.jobs import UnreadableDump
 from gpuprobe.model.trace import Frame
 from gpuprobe.model.values import Bounds, Bytes, Count, LineNumber, Unavailable
-from gpuprobe.recording.snapshot.child import command_of
+from gpuprobe.recording.snapshot.child import DUMP, command_of
 from gpuprobe.recording.snapshot.limits import limit_process
 from gpuprobe.recording.snapshot.pickles import load_plain
 from gpuprobe.user_frames import is_user_frame
@@ -284,7 +284,7 @@ def _read(path: Path) -> dict[str, object] | None:
         size = stored_bytes(stream.fileno())  # what was peeked at is read again
         try:
             child = subprocess.run(
-                command_of(__name__, size), stdin=stream, capture_output=True, check=False
+                command_of(DUMP, size), stdin=stream, capture_output=True, check=False
             )
         except OSError as error:
             raise InternalError(f"cannot start a process to read {path}: {error}") from error
@@ -381,8 +381,8 @@ def _refuse_repetition(plain: object, size: int) -> None:
         )
 
 
-def main(size: int) -> None:
-    """The process that reads: JSON on stdout."""
+def read_stdin(size: int) -> NoReturn:
+    """Read a dump, in the process for that: JSON on stdout."""
     limit_process(size)
     try:
         with open(0, "rb", buffering=1 << 16, closefd=False) as stream:

@@ -26,7 +26,7 @@ from gpuprobe.model.trace import (
     MemoryTrace,
     StackTable,
 )
-from gpuprobe.recording.snapshot.child import start
+from gpuprobe.recording.snapshot.child import start_reading
 from gpuprobe.recording.snapshot.worker import MAGIC, RECORD, decode_stream
 from gpuprobe.torch_support.snapshots import Decoded, add_baseline
 
@@ -40,11 +40,11 @@ def read_in_child(stream: IO[bytes], size: int) -> Decoded:
     """
     if not sys.executable:  # an embedded interpreter: there is no program to start
         return decode_stream(stream, size)
-    return answer_of(start(stream, size))
+    return answer_of(start_reading(stream, size))
 
 
 def answer_of(child: subprocess.Popen[bytes]) -> Decoded:
-    """What a child has read that `start` started.
+    """What a child has read that `start_reading` started.
 
     Raises SnapshotError for whatever is wrong with the file, also where the child was ended
     by it; InternalError where the child failed.

@@ -7,12 +7,17 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO
+from pathlib import Path
+from typing import IO, Final
 
 from gpuprobe.errors import InternalError
 from gpuprobe.model.io.files import open_regular, stored_bytes
 
-SNAPSHOT_WORKER = "gpuprobe.recording.snapshot.worker"
+SNAPSHOT: Final = "snapshot"
+DUMP: Final = "dump"
+"""Of NCCL's Flight Recorder."""
+
+_SCRIPT: Final = Path(__file__).with_name("start.py")
 _PICKLE = b"\x80"
 """How pickles of protocol 2 and later begin."""
 
@@ -20,23 +25,21 @@ _PIPE = 1 << 20
 """Bytes that a child can be ahead while what it has sent is being looked at: as many as Linux gives
 everybody, and enough for two stretches of events."""
 
-_START = "import sys; sys.path[:] = {path!r}; from {module} import main; main({size})"
 
-
-def command_of(module: str, size: int) -> list[str]:
-    """The command that calls ``main`` of a module with the size of the file (`stored_bytes`), which
-    is its standard input.
+def command_of(kind: str, size: int) -> list[str]:
+    """The command that reads a file of this kind (`SNAPSHOT`, `DUMP`), which is its standard input.
+    ``size``: its `stored_bytes`.
     """
-    code = _START.format(path=[str(entry) for entry in sys.path], module=module, size=size)
     # -S and -E: the child needs no site packages; sys.path is passed to it.
-    return [sys.executable, "-S", "-E", "-X", "utf8", "-c", code]
+    words = [sys.executable, "-S", "-E", "-X", "utf8", str(_SCRIPT)]
+    return [*words, kind, str(size), *map(str, sys.path)]
 
 
-def start(stream: IO[bytes], size: int) -> subprocess.Popen[bytes]:
+def start_reading(stream: IO[bytes], size: int) -> subprocess.Popen[bytes]:
     """Start to read a snapshot. Raises InternalError where no process can be started."""
     try:
         return subprocess.Popen(
-            command_of(SNAPSHOT_WORKER, size),
+            command_of(SNAPSHOT, size),
             stdin=stream,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -69,7 +72,7 @@ def pending_read(path: str | os.PathLike[str]) -> Iterator[PendingRead | None]:
             size = stored_bytes(stream.fileno())
             # Not by the stream, which would read ahead of the child.
             if sys.executable and os.pread(stream.fileno(), 1, 0) == _PICKLE:
-                found = PendingRead(start(stream, size))
+                found = PendingRead(start_reading(stream, size))
     except (OSError, InternalError):
         pass
     try:

@@ -34,7 +34,7 @@ import struct
 import sys
 from array import array
 from dataclasses import asdict
-from typing import IO
+from typing import IO, NoReturn
 
 from gpuprobe.errors import SnapshotError
 from gpuprobe.model.io.files import gc_paused
@@ -67,8 +67,8 @@ def decode_stream(stream: IO[bytes], size: int, keep: Keep | None = None) -> Dec
 _UNFREED: list[object] = []
 
 
-def main(size: int) -> None:
-    """The child."""
+def read_stdin(size: int) -> NoReturn:
+    """Read a snapshot, in the process for that: records on stdout."""
     limit_process(size)
     gc.disable()  # to its end: one collection of what a large snapshot holds takes a second
     output = sys.stdout.buffer

@@ -1,16 +1,20 @@
-"""Commands that start vLLM: how they are recognised, and how they run for an estimate."""
+"""What a command line runs: a command of Python, a launcher of ranks, or one that starts vLLM."""
 
 from __future__ import annotations
 
 import ast
+import itertools
+import os
 import re
+import shutil
 import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
+from gpuprobe.catalogue.gpus import parse_spec
 from gpuprobe.errors import UsageError
 
 _SIZES: Final = {
@@ -25,6 +29,96 @@ _ENGINES: Final = ("LLM", "from_engine_args", "from_vllm_config", "run_server")
 _TRAINING: Final = ("backward", "train")
 _PYTHON: Final = re.compile(r"python(?:3(?:\.\d+)?)?$")
 _SERVERS: Final = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
+_INTERPRETERS: Final = (b"python", b"pypy")
+
+
+def is_command(word: str) -> bool:
+    """Whether the first word of a program is a command, and not a Python file. Raises UsageError if
+    it is neither.
+    """
+    path = Path(word)
+    if path.suffix == ".py" or path.is_dir():
+        return False
+    if path.is_file() and not (
+        os.sep in word and os.access(path, os.X_OK) and not _is_python(path)
+    ):
+        return False
+    if path.is_file() or shutil.which(word):
+        return True
+    raise UsageError(f"no such file or command: {word}")
+
+
+def _is_python(path: Path) -> bool:
+    """Whether the first line of a file names Python."""
+    with path.open("rb") as file:
+        first = file.readline(200)
+    return first.startswith(b"#!") and any(name in first for name in _INTERPRETERS)
+
+
+def name_of(words: Sequence[str]) -> tuple[str, bool]:
+    """The program that a command runs, for the recording's name, and whether it is a module: its
+    first Python file, or the module after the last ``-m``, or its first word.
+    """
+    file = next((word for word in words if word.endswith(".py")), "")
+    if file:
+        return file, False
+    modules = [after for word, after in itertools.pairwise(words) if word == "-m"]
+    return (modules[-1], True) if modules else (words[0], False)
+
+
+class Launched(NamedTuple):
+    """What a command launches: a Python file or a module with its arguments, and the ranks."""
+
+    target: str
+    arguments: tuple[str, ...]
+    module: bool
+    ranks: int
+
+
+def launched_by(words: Sequence[str], gpu: str) -> Launched:
+    """The program that Python or a launcher of ranks (``torchrun``, ``accelerate launch``,
+    ``deepspeed``) runs, and how many ranks it has. A launcher that is given no number starts one
+    for each of the GPUs that ``gpu`` names, ``torchrun`` one.
+
+    Raises UsageError for other commands.
+    """
+    name = Path(words[0]).name
+    launcher = name in _LAUNCHERS or any(word in _LAUNCHER_MODULES for word in words[1:])
+    if not launcher and not name.startswith("python"):
+        raise UsageError(
+            f"{words[0]} is neither Python nor a launcher of ranks",
+            hint=f"gpuprobe run --gpu GPU -- {words[0]} … records whatever a command runs",
+        )
+    rest = [word for word in words[1:] if word not in _LAUNCHER_MODULES]
+    at = next((i for i, word in enumerate(rest) if word.endswith(".py")), -1)
+    modules = [i + 1 for i, word in enumerate(rest[:-1]) if word in ("-m", "--module")]
+    if at < 0 and not modules:
+        raise UsageError(f"{words[0]}: the command names no Python file and no module")
+    module = at < 0
+    at = modules[-1] if module else at
+    ranks = _ranks(rest[:at], gpu, words) if launcher else 1
+    return Launched(rest[at], tuple(rest[at + 1 :]), module, ranks)
+
+
+_LAUNCHERS: Final = ("torchrun", "accelerate", "accelerate-launch", "deepspeed")
+_LAUNCHER_MODULES: Final = ("torch.distributed.run", "torch.distributed.launch", "launch")
+_PROCESSES: Final = ("--nproc-per-node", "--num-processes", "--num-gpus")
+
+
+def _ranks(options: Sequence[str], gpu: str, words: Sequence[str]) -> int:
+    given: dict[str, str] = {}
+    for word, after in itertools.zip_longest(options, options[1:], fillvalue=""):
+        name, equals, value = word.replace("_", "-").partition("=")
+        given[name] = value if equals else after
+    count = next((given[name] for name in _PROCESSES if name in given), "")
+    nodes = given.get("--nnodes", "1")
+    if not count and (Path(words[0]).name == "torchrun" or _LAUNCHER_MODULES[0] in words):
+        count = "1"
+    processes = int(count) if count.isdecimal() else len(parse_spec(gpu))
+    return processes * (int(nodes) if nodes.isdecimal() else 1)
+
+
+# -- vLLM
 
 
 @dataclass(frozen=True)

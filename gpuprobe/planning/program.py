@@ -1,31 +1,51 @@
-"""How a value is passed to a script: as an option, or in place of a constant in its source."""
+"""The program of a request: how it starts, how a value is passed to a script (as an option, or in
+place of a constant in its source), and what its source shows without being run.
+"""
 
 from __future__ import annotations
 
 import ast
 import difflib
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final
 
 from gpuprobe.errors import ProgramFailed, UsageError
+from gpuprobe.model.io.files import read_regular
+from gpuprobe.model.plans.request import EstimateRequest, ParameterSource
+from gpuprobe.sampler.program import Program, load_module, load_script
+
+_MOST: Final = 1 << 20  # bytes of a script that is read for handlers
+_FINDS_BATCH: Final = "find_executable_batch_size"  # accelerate's decorator: it halves the batch
 
 
-class ParameterSource(NamedTuple):
-    """Where a program takes a parameter from: a command-line ``option``, or a ``constant`` that it
-    assigns at its top level. ``value`` is the program's own, 0 if unknown.
+class ProgramStart:
+    """The working directory and environment of this process, before the program changes them."""
+
+    def __init__(self) -> None:
+        self.cwd = Path.cwd()
+        self.environment = dict(os.environ)
+
+
+def program_of(request: EstimateRequest) -> Program:
+    """The requested program, with the requested value.
+
+    Raises UsageError if it does not exist, ProgramFailed if it is not valid Python.
     """
-
-    option: str = ""
-    constant: str = ""
-    value: int = 0
-
-    @property
-    def description(self) -> str:
-        if self.option:
-            return f"as the option {self.option}"
-        return f"in place of the constant {self.constant}"
+    script, parameter = request.script, request.parameter
+    if request.module:
+        return load_module(script, request.arguments)
+    arguments = list(request.arguments)
+    if parameter is not None and parameter.option:
+        arguments = with_option(arguments, parameter.option, request.value)
+    program = load_script(script, arguments)
+    if parameter is not None and parameter.constant:
+        source = Path(script).read_text(encoding="utf-8")
+        tree = with_constant(source, parameter.constant, request.value)
+        program.code = compile(tree, program.file, "exec", dont_inherit=True)
+    return program
 
 
 def parameter_source(script: str, argument: str, arguments: Sequence[str] = ()) -> ParameterSource:
@@ -123,3 +143,32 @@ def with_constant(source: str, name: str, value: int) -> ast.Module:
             if isinstance(node.value, ast.Constant):
                 node.value = ast.copy_location(ast.Constant(value), node.value)
     return tree
+
+
+def handler_of(script: str) -> str:
+    """The place, ``file:line``, where a script first handles an out-of-memory error, and so may
+    continue with less; "" if none is found. Only the script itself is read, not what it imports.
+    """
+    try:
+        tree = ast.parse(read_regular(Path(script), most=_MOST))
+    except (OSError, ValueError, SyntaxError, RecursionError):
+        return ""
+    handlers = (ast.FunctionDef, ast.ExceptHandler)
+    lines = [
+        node.lineno for node in ast.walk(tree) if isinstance(node, handlers) and _handles(node)
+    ]
+    return f"{Path(script).name}:{min(lines)}" if lines else ""
+
+
+def _handles(node: ast.FunctionDef | ast.ExceptHandler) -> bool:
+    if isinstance(node, ast.FunctionDef):
+        return any(_FINDS_BATCH in ast.unparse(one) for one in node.decorator_list)
+    if node.type is None:
+        return False
+    kind = ast.unparse(node.type)
+    if "OutOfMemoryError" in kind:
+        return True
+    texts = (one.value for one in ast.walk(node) if isinstance(one, ast.Constant))
+    return "RuntimeError" in kind and any(
+        "out of memory" in text.lower() for text in texts if isinstance(text, str)
+    )

@@ -1,0 +1,298 @@
+"""One run on simulated GPUs, which is recorded and measured: what an estimate is made from."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from gpuprobe.errors import (
+    GpuprobeError,
+    ProgramFailed,
+    TooLarge,
+    UnknownValue,
+    UsageError,
+    ValueNeeded,
+)
+from gpuprobe.model.plans.estimate import Estimate
+from gpuprobe.model.plans.request import EstimateRequest
+from gpuprobe.native.measurement import NativeMeasurement
+from gpuprobe.planning.figures import estimate_of
+from gpuprobe.planning.peers import Job
+from gpuprobe.planning.processes import (
+    OtherProcesses,
+    ProcessRecorder,
+    Stalled,
+    assumption_text,
+    interrupt_stalls,
+    started_processes,
+)
+from gpuprobe.planning.program import handler_of
+from gpuprobe.recording.files import scratch_recording
+from gpuprobe.recording.load import load
+from gpuprobe.recording.writer import RecordingWriter
+from gpuprobe.sampler.environment import as_rank
+from gpuprobe.sampler.hooks.optimizer_steps import Enough, limit
+from gpuprobe.sampler.processes.children import following
+from gpuprobe.sampler.program import Program, restored_if_it_fails, signals_restored
+from gpuprobe.sampler.recorder import Recorder
+from gpuprobe.torch_support.callers import beyond_any_gpu, of_host_memory, place_in
+
+
+class Attempt(NamedTuple):
+    """An estimate, and the first ``place`` whose decision or size depends on a value that was not
+    computed ("" for none). ``too_large``: why all values are too much for a second run ("" if they
+    are not), from what they cost.
+    """
+
+    estimate: Estimate
+    place: str = ""
+    too_large: str = ""
+
+
+class EstimatedFunction:
+    """Calls a function ``steps`` times, or the one that its first call returns."""
+
+    unused = "build the model inside the function, on the device: Model().cuda()"
+    """The hint if nothing is allocated on the device."""
+
+    def __init__(self, step: Callable[[], Any], steps: int) -> None:
+        self._step = step
+        self._steps = steps
+        self.others: dict[int, OtherProcesses] = {}
+        """The memory of processes that were started, by the GPU's number in the machine."""
+        self.waits = False
+        """Whether the run was stopped while it waited for one of them."""
+        self.collected: dict[int, int] = {}
+        """What Python's collector freed of each GPU when the run was stopped, in bytes."""
+        self.handler = ""
+        """Where an out-of-memory error is handled, as ``file:line``."""
+
+    def __call__(self, measured: NativeMeasurement, recorder: Recorder) -> int:
+        """Run it; returns the number of steps."""
+        done = 0
+        current = self._step
+        while done < self._steps:
+            with recorder.step():
+                answer = current()
+            if callable(answer) and current is self._step and not done:
+                current = answer
+                answer = None
+                continue
+            del answer
+            done += 1
+        return done
+
+
+class EstimatedProgram(EstimatedFunction):
+    """Runs a program until it ends or has made the requested optimizer steps. A second run raises
+    `TooLarge` if this machine's memory is too small for its tensors.
+    """
+
+    unused = (
+        "the program ran on the CPU: move model and data to the GPU if "
+        "torch.cuda.is_available(), or with an option of the script (after --)"
+    )
+
+    def __init__(self, program: Program, request: EstimateRequest) -> None:
+        super().__init__(program.run, request.steps)
+        self._bounded = bool(request.why)
+        self.handler = handler_of(program.argv[0])
+
+    def __call__(self, measured: NativeMeasurement, recorder: Recorder) -> int:
+        """Run the program; returns how many optimizer steps it made."""
+        with (
+            restored_if_it_fails(),
+            limit(self._steps, self._collect) as count,
+            scratch_recording() as scratch,
+        ):
+            self._run(measured, scratch.parent, count)
+            if not count():
+                _refuse_untrained(measured)
+            processes = started_processes(scratch.parent, measured.models())
+            self.others = processes.needs
+            if processes.used:
+                measured.session.assume(assumption_text(processes.used))
+            measured.include(processes.assumed, processes.unknown_reads)
+        return count()
+
+    def _run(self, measured: NativeMeasurement, folder: Path, count: Callable[[], int]) -> None:
+        """Run the program to its end. ``folder``: for what the processes that it starts leave;
+        ``count`` returns the optimizer steps so far.
+        """
+        try:
+            started = following(ProcessRecorder(folder, self._steps))
+            with interrupt_stalls(folder), started, signals_restored():
+                self._step()
+        except Enough as enough:
+            where = f"after step {count()} (--steps)"
+            self.waits = isinstance(enough, Stalled)
+            if self.waits:
+                where = (
+                    "where the program waited for a process that it had started, which was "
+                    f"stopped after step {self._steps} (--steps)"
+                )
+            measured.session.assume(
+                f"stopped {where}: later code, such as an evaluation "
+                "or a checkpoint, was not run and may need more"
+            )
+        except SystemExit as exit_:
+            if exit_.code not in (None, 0):
+                text = f"the program ended with exit code {exit_.code}"
+                raise _failed(measured, text) from None
+        except GpuprobeError:
+            raise
+        except Exception as error:
+            if of_host_memory(error):
+                raise self._without_host_memory(error) from None
+            size = beyond_any_gpu(error)
+            if size:
+                raise ProgramFailed(
+                    f"does not fit on any GPU: at {place_in(error)} the program asks for "
+                    f"{size} at once, more than this machine has addresses for"
+                ) from None
+            reason = str(error).strip().partition("\n")[0]
+            text = f"the program failed at {place_in(error)}: {type(error).__name__}: {reason}"
+            raise _failed(measured, text) from error
+
+    def _without_host_memory(self, error: Exception) -> TooLarge | ProgramFailed:
+        if self._bounded:
+            return TooLarge("this machine does not have enough memory for its tensors")
+        return ProgramFailed(
+            f"this machine does not have enough memory for a tensor that the program "
+            f"creates on the CPU at {place_in(error)}: create it on the GPU (with "
+            "torch.device('cuda'))"
+        )
+
+    def _collect(self) -> None:
+        """Run Python's collector, and note what it frees: nothing of the program runs after."""
+        if not torch.cuda.is_initialized():
+            return
+        devices = range(torch.cuda.device_count())
+        before = [torch.cuda.memory_allocated(device) for device in devices]
+        gc.collect()
+        self.collected = {
+            device: max(0, was - torch.cuda.memory_allocated(device))
+            for device, was in zip(devices, before, strict=True)
+        }
+
+
+def measure(
+    run: EstimatedFunction,
+    request: EstimateRequest,
+    job: Job | None = None,
+    progress: Callable[[int, str], None] | None = None,
+) -> Attempt:
+    """Run and measure it, as a rank if there is a job. The recording is kept at the request's
+    ``output``. ``progress`` is called with the number of the step and its phase.
+
+    Raises what `estimate_program` of `gpuprobe.planning.estimates` raises.
+    """
+    measured = NativeMeasurement(request, job)
+    with nullcontext(Path(request.output)) if request.output else scratch_recording() as path:
+        with _as_rank(job, measured.count):
+            recorder = _recorder(path, request)
+        recorder.progress = progress
+        measured.recorded(recorder.now_ns)
+        measured.session.assume_unknown()
+        measured.session.start()
+        try:
+            with _as_rank(job, measured.count), recorder:
+                steps = run(measured, recorder)
+            refused = measured.session.refused()
+            if refused is not None:  # and the program caught it
+                raise refused
+        except UnknownValue as unknown:
+            raise unknown.error from None
+        finally:
+            measured.session.stop()
+        recording = load(path)  # other ranks may be writing their parts
+        ranks = tuple(one for one in recording.ranks if one.session.rank == request.rank)
+        mine = replace(recording, ranks=ranks)
+        outcome = measured.run(mine)
+        if not outcome.devices:
+            raise _unused(run, outcome.count)
+        found = estimate_of(
+            request,
+            outcome,
+            mine,
+            run.others,
+            steps=steps,
+            collected=run.collected,
+            handler=run.handler,
+        )
+    decided, largest = measured.unknown_read()
+    return Attempt(found, decided or largest, measured.session.too_large())
+
+
+def _as_rank(job: Job | None, gpus: int) -> AbstractContextManager[None]:
+    """Inside, this process is that rank of a job whose processes have so many GPUs."""
+    if job is None:
+        return as_rank(0, 0, 1)
+    return as_rank(job.rank, job.rank % gpus, job.ranks, job.environment(gpus))
+
+
+def _recorder(path: Path, request: EstimateRequest) -> Recorder:
+    """What records the run; a second one replaces the recording of the first."""
+    again, rank = bool(request.why), request.one_rank
+    return Recorder(
+        RecordingWriter.create(path, rank=rank, world_size=request.ranks, force=again),
+        level="trace",
+        argv=tuple(sys.argv),
+        warn=lambda text: None,
+        trace_steps="all",
+    )
+
+
+def _unused(run: EstimatedFunction, gpus: int) -> UsageError:
+    """The error for a run that used none of its GPUs."""
+    if not gpus:
+        return UsageError("the program hides all GPUs", hint="it sets CUDA_VISIBLE_DEVICES")
+    if not run.others:
+        return UsageError("nothing was allocated on the GPU", hint=run.unused)
+    return UsageError(
+        "only processes that the program starts use the GPU, not the program itself"
+        + (" before it waits for one that was stopped (--steps)" if run.waits else ""),
+        hint="estimate what one of them runs, as a script; of a job with --ranks N"
+        + ("; or more --steps than they make" if run.waits else ""),
+    )
+
+
+def _failed(measured: NativeMeasurement, text: str) -> ProgramFailed:
+    """The error for a program that failed: ValueNeeded if an unknown value may have caused it."""
+    decided, bounded = measured.unknown_read()
+    place = decided or bounded
+    if not place:
+        return ProgramFailed(text)
+    what = "a value was assumed" if decided else "the largest size was assumed for one"
+    return ValueNeeded(
+        f"{text}; {what} that was not computed ({place}), which it may need",
+        hint="compute the values: --compute real, compute='real'",
+        place=place,
+    )
+
+
+def _refuse_untrained(measured: NativeMeasurement) -> None:
+    """Raise ValueNeeded if a program has an optimizer and made no step, after it decided by a value
+    that was not computed: its figures are not those of training.
+    """
+    decided, bounded = measured.unknown_read()
+    if not (decided or bounded):
+        return
+    kinds = [torch.optim.Optimizer]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    # torch marks the method of a class as the first optimizer of that class is made.
+    if any(getattr(vars(kind).get("step"), "hooked", False) for kind in kinds):
+        place = decided or bounded
+        raise ValueNeeded(
+            f"no training step was made, after {place} decided by a value that was not computed",
+            hint="compute the values: --compute real, compute='real'",
+            place=place,
+        )
