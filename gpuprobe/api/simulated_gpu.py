@@ -35,10 +35,7 @@ def load_gpu(gpu: str, *, endless: bool = False) -> None:
         return  # running the program raises MissingExtra
     from gpuprobe.catalogue.gpus import parse_spec
     from gpuprobe.native.process import load
-    from gpuprobe.torch_support.eager import defer_compiler
 
-    if endless:  # a process for an estimate imports torch's compiler only if the program uses it
-        defer_compiler()
     load(parse_spec(gpu), endless=endless)
 
 
