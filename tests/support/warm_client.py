@@ -43,6 +43,8 @@ PROGRAMS = {
 _TRIAL_SERVER = ["-m", "gpuprobe.api.trial_server"]
 _WORKER = ["-c", "import sys;exec(eval(sys.stdin.readline()))"]
 """How execnet starts a worker of pytest-xdist, with ``-u``."""
+_TESTS = ["-m", "pytest"]
+_MEASURED_AGAIN = ["-m", "gpuprobe", "baseline", "update", "--no-notes"]
 _RUN_TO_EXPLAIN = ["-m", "gpuprobe", "run", "--quiet"]
 
 
@@ -55,11 +57,12 @@ def settings(environment: dict[str, str]) -> dict[str, str]:
 
 
 def inherits(words: list[str]) -> bool:
-    """Whether the program is one of gpuprobe's own processes (trials, and runs to be explained),
-    which inherit a simulated GPU, or belongs to a job of `warm_python.ranks`. Other processes of users' programs show how an
-    interpreter begins with one.
+    """Whether the program is one of gpuprobe's own processes (trials, runs to be explained, and
+    those of a check that measures again) or a pytest, which inherit a simulated GPU, or belongs to
+    a job of `warm_python.ranks`. Other processes of users' programs show how an interpreter begins
+    with one.
     """
-    if words[:2] == _TRIAL_SERVER:
+    if words[:2] in (_TRIAL_SERVER, _TESTS) or words[:5] == _MEASURED_AGAIN:
         return True
     if words[:4] == _RUN_TO_EXPLAIN and any("/gpuprobe-explain-" in word for word in words):
         return True
@@ -91,7 +94,7 @@ def _imports_torch(words: list[str]) -> bool:
         command = words[2] if len(words) > 2 else ""
         uses_torch = command in COMMANDS or words[2:4] == ["doctor", "--distributed"]
         return uses_torch and not {"-h", "--help"} & {*words}
-    return words[:1] == ["-c"] or words[:2] == ["-m", "pytest"] or words[:1][0].endswith(".py")
+    return words[:1] == ["-c"] or words[:2] == _TESTS or words[:1][0].endswith(".py")
 
 
 def main(name: str, address: str, of_server: dict[str, str]) -> None:
