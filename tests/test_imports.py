@@ -169,3 +169,42 @@ def test_a_function_is_not_hidden_by_the_module_of_its_name(name: str) -> None:
     """``gpuprobe.devices`` is the function, whatever was imported before."""
     code = f"import gpuprobe.api.{name}, gpuprobe\nassert callable(gpuprobe.{name})"
     assert f"gpuprobe.api.{name}" in imported_by(code)
+
+
+TRAIN = """\
+import subprocess
+import sys
+
+import torch
+
+net = torch.nn.Linear(4, 4).cuda()
+optimizer = torch.optim.AdamW(net.parameters())
+for _ in range(2):
+    net(torch.ones(2, 4, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print(sorted({"torch._dynamo", "triton", "sympy"} & sys.modules.keys()))
+if not sys.argv[1:]:
+    sys.stdout.flush()
+    subprocess.run([sys.executable, __file__, "child"], check=True)
+    from gpuprobe.native.values.budget import flop_formulas
+
+    formulas = flop_formulas()
+    from torch.utils import flop_counter
+
+    print(formulas.keys() == flop_counter.flop_registry.keys(), "triton" in sys.modules)
+    double = torch.compile(lambda x: x * 2, backend="eager")
+    print(double(torch.ones(2)).tolist(), len(optimizer.param_groups))
+    optimizer.step()
+"""
+
+
+def test_an_eager_program_on_a_simulated_gpu_imports_neither_compiler_nor_triton(
+    tmp_path: Path,
+) -> None:
+    """Neither in the recorded process nor in one that it starts; both take more than a second."""
+    (tmp_path / "train.py").write_text(TRAIN)
+    command = [sys.executable, "-m", "gpuprobe", "run", "--quiet", "--gpu", "t4", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["[]", "[]", "True True", "[2.0, 2.0] 1"]

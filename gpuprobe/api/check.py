@@ -142,10 +142,6 @@ def measure(
     if hazards and gpu is None and not _has_gpu():
         gpu = DEFAULT_GPU  # the default of detect_hazards, which the result then names
 
-    if gpu is not None:
-        from gpuprobe.torch_support.eager import defer_compiler
-
-        defer_compiler()  # 1.2 s of processor time that an eager program does not need
     program = watch.program(target, arguments, module=module)
     limited = program if steps is None else Limited(program, steps)
     began = time.time()

@@ -62,7 +62,7 @@ def _warm_up(gpu: str, *, compiler: bool) -> None:
     if own:
         os.environ[_WAITING] = "PASSIVE"
     with contextlib.suppress(Exception):  # the program fails with the same error
-        if not compiler:
+        if not compiler and not gpu:
             from gpuprobe.torch_support.eager import defer_compiler
 
             defer_compiler()
@@ -72,6 +72,9 @@ def _warm_up(gpu: str, *, compiler: bool) -> None:
             load_gpu(gpu)
         import torch
         import torch.optim
+
+        if compiler:
+            import torch._dynamo
 
         import gpuprobe.api.check
         import gpuprobe.api.recordings
@@ -86,11 +89,12 @@ def _warm_up(gpu: str, *, compiler: bool) -> None:
         import gpuprobe.torch_support.snapshots
 
         if gpu:
-            import torch.utils.flop_counter  # of `compute="auto"`: 200 ms
-
             import gpuprobe.native.jobs.groups
             import gpuprobe.native.session
             import gpuprobe.native.values.session  # noqa: F401
+            from gpuprobe.native.values.budget import flop_formulas
+
+            flop_formulas()
 
         torch.optim.SGD([torch.zeros(())], lr=0.1)  # imports modules of the first optimizer
     if own:

@@ -30,6 +30,7 @@ from gpuprobe.native.libraries import (
     torch_build,
 )
 from gpuprobe.patching import patch
+from gpuprobe.torch_support.eager import defer_compiler
 from gpuprobe.torch_support.process_gpus import NAME, add_startup, visible
 from gpuprobe.torch_support.process_gpus import NATIVE_SETTINGS as SETTINGS
 
@@ -514,6 +515,7 @@ def load(gpus: Sequence[GpuModel], *, endless: bool = False) -> Runtime:
     if not visible(os.environ.get(NAME), gpus):
         del os.environ[NAME]  # it is about the machine's own GPUs
     add_to_environment(os.environ, runtime.libraries, settings, build)
+    defer_compiler()  # 2 s of processor time that an eager program does not need
     _loaded = runtime
     return _loaded
 

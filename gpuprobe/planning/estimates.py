@@ -322,9 +322,7 @@ def load_simulated(gpu: str) -> None:
     require_torch()
     from gpuprobe.catalogue.gpus import parse_spec
     from gpuprobe.native.process import load
-    from gpuprobe.torch_support.eager import defer_compiler
 
-    defer_compiler()  # it is imported only if the program uses it
     load(parse_spec(gpu), endless=True)
 
 

@@ -32,7 +32,7 @@ def _begin() -> None:
         sys.path.append(above)  # of another environment
     from gpuprobe.patching import when_imported
 
-    when_imported("torch", lambda: _or_one_line(_torch_imported))
+    when_imported("torch", lambda: _or_one_line(_torch_imported), _torch_begins)
 
 
 def _run_other() -> None:
@@ -45,6 +45,18 @@ def _run_other() -> None:
         module = module_from_spec(spec)
         sys.modules["sitecustomize"] = module
         spec.loader.exec_module(module)
+
+
+def _torch_begins() -> Callable[[], None]:
+    if "GPUPROBE_NATIVE" in os.environ:  # a simulated GPU
+        _or_one_line(_defer_compiler)
+    return lambda: None
+
+
+def _defer_compiler() -> None:
+    from gpuprobe.torch_support.eager import defer_compiler
+
+    defer_compiler()
 
 
 def _torch_imported() -> None:

@@ -36,9 +36,9 @@ _USED: Final = {
 
 def defer_compiler() -> None:
     """Import the compiler only if the program itself uses it. Without effect in a process that has
-    imported torch.
+    imported torch; the import may have begun.
     """
-    if "torch" in sys.modules:
+    if "torch._compile" in sys.modules:
         return
     undo: list[Callable[[], object]] = []
 

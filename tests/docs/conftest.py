@@ -11,4 +11,6 @@ import warm_python
 def runner(tmp_path_factory: pytest.TempPathFactory) -> blocks.Runner:
     """A runner that reuses recordings and estimates for the next page that has the command."""
     base = tmp_path_factory.mktemp("docs")
-    return blocks.Runner(base, warm_python.shared().folder, warm_python.NESTED)
+    ranks = warm_python.ranks()
+    del ranks["PATH"]  # the runner puts the folder of its commands first
+    return blocks.Runner(base, warm_python.shared().folder, {**warm_python.NESTED, **ranks})

@@ -9,11 +9,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
+import warm_python
 
 from gpuprobe.model.findings import Level
 from gpuprobe.model.machine.diagnosis import ClockSkew, RankDiagnosis
@@ -226,7 +226,9 @@ def _environ(**changes: str) -> dict[str, str]:
     return {**keep, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **changes}
 
 
-def _rank(rank: int, world_size: int, port: int, timeout: str, *more: str) -> subprocess.Popen[str]:
+def _rank(
+    rank: int, world_size: int, port: int, timeout: str, *more: str, python: str = ""
+) -> subprocess.Popen[str]:
     environ = _environ(
         RANK=str(rank),
         LOCAL_RANK=str(rank),
@@ -235,7 +237,10 @@ def _rank(rank: int, world_size: int, port: int, timeout: str, *more: str) -> su
         MASTER_PORT=str(port),
     )
     return subprocess.Popen(
-        [sys.executable, "-m", "gpuprobe", "doctor", "--distributed", "--timeout", timeout, *more],
+        [
+            *(python or warm_python.shared().python, "-m", "gpuprobe", "doctor", "--distributed"),
+            *("--timeout", timeout, *more),
+        ],
         env=environ,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -252,12 +257,11 @@ def _document(text: str) -> dict[str, Any]:
 @pytest.mark.slow
 def test_two_ranks_under_torchrun() -> None:
     pytest.importorskip("torch")
-    torchrun = Path(sys.executable).with_name("torchrun")
     options = ["--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port"]
     command = ["-m", "gpuprobe", "doctor", "--distributed", "--json", "--timeout", "60"]
     done = subprocess.run(
-        [torchrun, *options, str(_free_port()), *command],
-        env=_environ(),
+        [warm_python.shared().folder / "torchrun", *options, str(_free_port()), *command],
+        env=_environ(**warm_python.ranks()),
         capture_output=True,
         text=True,
         check=False,
@@ -305,8 +309,9 @@ def test_ranks_with_different_world_sizes_all_fail_alike() -> None:
 
 @pytest.mark.slow
 def test_without_rank_0_the_others_say_so_on_stderr() -> None:
+    """In a new process: torch reads at its import which of its messages are printed."""
     pytest.importorskip("torch")
-    process = _rank(1, 2, _free_port(), "1")
+    process = _rank(1, 2, _free_port(), "1", python=sys.executable)
     out, err = process.communicate()
     assert process.returncode == 1
     assert out == ""

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import warm_python
 from hazard_case import Case
 from hazard_corpus import CASES
 from judging import judge
+from native_commands import gpuprobe
 from upstream_corpus import BUGS
 
 from gpuprobe.hazards.accesses import Access, Race, RaceContext, Scope
@@ -377,7 +377,7 @@ def test_all_changes_are_one_patch_that_git_applies(tmp_path: Path, outside: boo
 
     def run(*options: str) -> subprocess.CompletedProcess[str]:
         folder = elsewhere if outside else project
-        return warm_python.gpuprobe(*command, *options, path, cwd=folder)
+        return gpuprobe(*command, *options, path, cwd=folder)
 
     done = run("--hazards-patch", "fixes.patch")
     assert done.returncode == 1

@@ -32,7 +32,7 @@ START = """\
 import torch
 from torch import nn
 
-net = nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 512)).cuda()
+net = nn.Sequential(nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, 64)).cuda()
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 
 """
@@ -42,7 +42,7 @@ LOSSES = (
     + """\
 losses = []
 for step in range(6):
-    x = torch.randn(2048, 512, device="cuda")
+    x = torch.randn(4096, 64, device="cuda")
     reg = net(x).square().mean()
     loss = net(x).abs().mean()
     optimizer.zero_grad()
@@ -57,8 +57,8 @@ VARIABLE = (
     + """\
 def train(steps):
     for step in range(steps):
-        x = torch.randn(2048, 512, device="cuda")
-        big = torch.randn(16 * 2048, 512, device="cuda")
+        x = torch.randn(4096, 64, device="cuda")
+        big = torch.randn(16 * 2048, 64, device="cuda")
         total = big.sum()
         loss = net(x).abs().mean()
         optimizer.zero_grad()
@@ -81,7 +81,7 @@ class State:
         self.me = self
 
 for step in range(6):
-    x = torch.randn(2048, 512, device="cuda")
+    x = torch.randn(4096, 64, device="cuda")
     state = State(x.repeat(4, 1))
     loss = net(x).abs().mean()
     optimizer.zero_grad()
@@ -97,9 +97,9 @@ def attend(scores, mask):
     many = mask[None].repeat(16, 1, 1)
     return (scores + many).sum()
 
-mask = torch.randn(1024, 1024, device="cuda")
+mask = torch.randn(256, 256, device="cuda")
 for step in range(3):
-    total = attend(torch.randn(16, 1024, 1024, device="cuda"), mask)
+    total = attend(torch.randn(16, 256, 256, device="cuda"), mask)
 """
 )
 
@@ -121,7 +121,7 @@ CONTROL = (
     START
     + """\
 for step in range(4):
-    x = torch.randn(2048, 512, device="cuda")
+    x = torch.randn(4096, 64, device="cuda")
     loss = net(x).abs().mean()
     optimizer.zero_grad()
     loss.backward()
@@ -228,7 +228,7 @@ ENDLESS = (
 import time
 kept = []
 for step in range(9):
-    x = torch.randn(2048, 512, device="cuda")
+    x = torch.randn(4096, 64, device="cuda")
     loss = net(x).abs().mean()
     optimizer.zero_grad()
     loss.backward()
@@ -255,8 +255,9 @@ def test_a_program_that_does_not_end_is_explained_as_far_as_it_came(tmp_path: Pa
 
 
 def test_a_program_without_a_step_in_the_time_is_one_line(tmp_path: Path) -> None:
+    """In a new process: a warm one has imported torch, and records from the start."""
     (tmp_path / "train.py").write_text("import time; time.sleep(600)")
-    done = gpuprobe("explain", "--budget", "6", "train.py", cwd=tmp_path)
+    done = gpuprobe("explain", "--budget", "6", "train.py", cwd=tmp_path, cold=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert "the program made no step in 3 s" in done.stderr
     assert "--budget 24" in done.stderr

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import warm_python
+from native_commands import environment, gpuprobe
 
 from gpuprobe.native.libraries import torch_build
 
@@ -36,7 +37,8 @@ def test_there_are_enough() -> None:
 )
 def test_a_sample(compute: str, names: tuple[str, ...], expected: str) -> None:
     done = subprocess.run(
-        [sys.executable, str(BENCHMARK), "--programs", "--compute", compute, *names],
+        [warm_python.shared().python, str(BENCHMARK), "--programs", "--compute", compute, *names],
+        env=environment(**warm_python.NESTED),
         capture_output=True,
         text=True,
         timeout=900,
@@ -44,16 +46,6 @@ def test_a_sample(compute: str, names: tuple[str, ...], expected: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == f"{compute}: {len(names)} {expected}", done.stdout
-
-
-def gpuprobe(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "gpuprobe", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
 
 
 STOPS = """\
@@ -87,21 +79,21 @@ for _ in range(2):
 def test_a_run_without_a_training_step_is_no_estimate(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SKIPS)
-    skipped = gpuprobe("estimate", "--compute", "shapes", script)
+    skipped = gpuprobe("estimate", "--compute", "shapes", script, cwd=tmp_path)
     assert skipped.returncode == 5
     assert f"no training step was made, after {script}:7 decided by a value" in skipped.stderr
-    trained = gpuprobe("estimate", "--json", script)
+    trained = gpuprobe("estimate", "--json", script, cwd=tmp_path)
     assert json.loads(trained.stdout)["steps"] == 2
 
 
 def test_decisions_are_in_the_summary_the_report_and_its_json(tmp_path: Path) -> None:
     script, output = tmp_path / "train.py", tmp_path / "run.gpuprobe"
     script.write_text(STOPS)
-    done = gpuprobe("run", "--gpu", "t4", "--compute", "shapes", "-o", output, script)
+    done = gpuprobe("run", "--gpu", "t4", "--compute", "shapes", "-o", output, script, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "train.py:6: `loss.item() < 0.9` was not computed: assumed to be False" in done.stderr
-    report = " ".join(gpuprobe("report", output, "-v").stdout.split())
+    report = " ".join(gpuprobe("report", output, "-v", cwd=tmp_path).stdout.split())
     assert "`loss.item() < 0.9` was not computed: assumed to be False" in report
-    document = json.loads(gpuprobe("report", "--json", output).stdout)
+    document = json.loads(gpuprobe("report", "--json", output, cwd=tmp_path).stdout)
     spots = document["blind_spots"]
     assert any("train.py:6" in json.dumps(spot) for spot in spots), spots

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import warm_python
 
 pytestmark = pytest.mark.xdist_group("gpu_memory")  # so that one process shares the fixtures
 
@@ -220,14 +220,16 @@ ROOT = Path(__file__).resolve().parents[2]
 # Where gpuprobe is used from its source tree, as `make test-gpu` may, nothing loads the plugin.
 INSTALLED = any(found.name == "gpuprobe" for found in entry_points(group="pytest11"))
 PLUGIN = [] if INSTALLED else ["-p", "gpuprobe.pytest_plugin"]
+PATH = {} if INSTALLED else {"PYTHONPATH": str(ROOT)}
 
 
 def run_pytest(folder: Path, *options: str, gpu: str = "") -> Done:
     ours = {k: v for k, v in os.environ.items() if not k.startswith(("COV_", "PYTEST_"))}
+    python = warm_python.shared().python
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", "-v", *PLUGIN, *options],
+        [python, "-m", "pytest", "-p", "no:cacheprovider", "-rA", "-v", *PLUGIN, *options],
         cwd=folder,
-        env={**ours, "PYTHONPATH": str(ROOT), "COLUMNS": "200", "EXPECTED_GPU": gpu},
+        env={**ours, **PATH, **warm_python.NESTED, "COLUMNS": "200", "EXPECTED_GPU": gpu},
         capture_output=True,
         text=True,
         timeout=300,

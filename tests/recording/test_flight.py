@@ -6,12 +6,12 @@ import json
 import os
 import pickle
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
+import warm_python
 
 from gpuprobe.api.recordings import hang
 from gpuprobe.cli import main
@@ -267,7 +267,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "dumps").mkdir()
     (folder / "both.py").write_text(BOTH)
     environment = {**os.environ, "TORCH_FR_BUFFER_SIZE": "20"}
-    command = [sys.executable, str(folder / "both.py"), str(folder)]
+    command = [warm_python.shared().python, str(folder / "both.py"), str(folder)]
     subprocess.run(command, check=True, env=environment)
     return folder
 

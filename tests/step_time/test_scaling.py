@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import warm_python
 
 PROGRAM = """\
 import os
@@ -64,8 +66,9 @@ dist.destroy_process_group()
 
 def gpuprobe(*words: str, folder: Path) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "gpuprobe", *words],
+        [warm_python.shared().python, "-m", "gpuprobe", *words],
         cwd=folder,
+        env={**os.environ, **warm_python.NESTED, **warm_python.ranks()},
         capture_output=True,
         text=True,
         check=False,
@@ -80,7 +83,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "train.py").write_text(PROGRAM, encoding="utf-8")
     run = ("run", "--level", "trace", "-o")
     gpuprobe(*run, "one.gpuprobe", "--gpu", "a100-40gb", "train.py", folder=folder)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py"]
+    torchrun = ["torchrun", "--nproc-per-node", "2", "train.py"]
     gpuprobe(*run, "two.gpuprobe", "--gpu", "2xa100-40gb", "--", *torchrun, folder=folder)
     (folder / "stages.py").write_text(PIPELINE, encoding="utf-8")
     torchrun[-1] = "stages.py"

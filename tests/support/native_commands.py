@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import warm_client
 import warm_python
 
 _OF_THE_TESTS = ("LD_PRELOAD", "GPUPROBE_NATIVE", "GPUPROBE_TEST_NATIVE")
@@ -35,7 +36,7 @@ def own_cache(folder: Path) -> str:
 def environment(**more: str) -> dict[str, str]:
     """The settings of a user's shell, and ``more``."""
     kept = {name: value for name, value in os.environ.items() if name not in _OF_THE_TESTS}
-    return {**kept, **more}
+    return {**warm_client.without_engine(kept), **more}
 
 
 def python(

@@ -24,7 +24,8 @@ _ANY = (
     "PYTHONWARNINGS",
     "TORCHELASTIC_",  # torchrun sets these, and reads them in its ranks
     "TORCHINDUCTOR_CACHE_DIR",  # torch sets it when its compiler is imported
-    "TORCH_NCCL_",  # read when a group is made
+    "TORCH_FR_",  # read when a group is made
+    "TORCH_NCCL_",  # likewise
 )
 """Beginnings of those that may differ: `warm_python` applies them, or they are read at each use."""
 
@@ -41,6 +42,11 @@ PROGRAMS = {
 
 OWN = ("gpuprobe.agents.worker", "gpuprobe.api.trial_server", "gpuprobe.planning.worker")
 """gpuprobe's own processes: modules that it runs with ``-m``."""
+_WORKER = ["-c", "import sys;exec(eval(sys.stdin.readline()))"]
+"""How execnet starts a worker of pytest-xdist, with ``-u``."""
+_TESTS = ["-m", "pytest"]
+_MEASURED_AGAIN = ["-m", "gpuprobe", "baseline", "update", "--no-notes"]
+_RUN_TO_EXPLAIN = ["-m", "gpuprobe", "run", "--quiet"]
 
 
 def settings(environment: dict[str, str]) -> dict[str, str]:
@@ -52,11 +58,14 @@ def settings(environment: dict[str, str]) -> dict[str, str]:
 
 
 def inherits(words: list[str]) -> bool:
-    """Whether the program is one of gpuprobe's own processes, which inherit a simulated GPU, or
-    belongs to a job of `warm_python.ranks`. Other processes of users' programs show how an
-    interpreter begins with one.
+    """Whether the program is one of gpuprobe's own processes (trials, runs to be explained, and
+    those of a check that measures again) or a pytest, which inherit a simulated GPU, or belongs to
+    a job of `warm_python.ranks`. Other processes of users' programs show how an interpreter begins
+    with one.
     """
-    if _is_own(words):
+    if _is_own(words) or words[:2] == _TESTS or words[:5] == _MEASURED_AGAIN:
+        return True
+    if words[:4] == _RUN_TO_EXPLAIN and any("/gpuprobe-explain-" in word for word in words):
         return True
     return RANKS in os.environ and (
         words[:2] == PROGRAMS["torchrun"] or words[:1][0].endswith(".py")
@@ -67,7 +76,7 @@ def _is_own(words: list[str]) -> bool:
     return words[:1] == ["-m"] and words[1] in OWN
 
 
-def _without_engine(environment: dict[str, str]) -> dict[str, str]:
+def without_engine(environment: dict[str, str]) -> dict[str, str]:
     """The environment without the settings that load the engine, which the server has loaded."""
     kept = dict(environment)
     for name, separator, ours in (
@@ -87,19 +96,21 @@ def _imports_torch(words: list[str]) -> bool:
     if _is_own(words) or words[:2] == PROGRAMS["torchrun"]:
         return True
     if words[:2] == PROGRAMS["gpuprobe"]:
-        return len(words) > 2 and words[2] in COMMANDS and not {"-h", "--help"} & {*words}
-    return words[:1] == ["-c"] or words[:2] == ["-m", "pytest"] or words[:1][0].endswith(".py")
+        command = words[2] if len(words) > 2 else ""
+        uses_torch = command in COMMANDS or words[2:4] == ["doctor", "--distributed"]
+        return uses_torch and not {"-h", "--help"} & {*words}
+    return words[:1] == ["-c"] or words[:2] == _TESTS or words[:1][0].endswith(".py")
 
 
 def main(name: str, address: str, of_server: dict[str, str]) -> None:
     """Run a command as the server does, or, with other settings than ``of_server``, execute it."""
     interpreter = sys.executable
     argv = [interpreter, *PROGRAMS[name], *sys.argv[1:]]
-    if RANKS in os.environ and argv[1:2] == ["-u"]:  # torchrun adds it
+    if argv[1:2] == ["-u"] and (RANKS in os.environ or argv[2:] == _WORKER):
         del argv[1]
         os.environ["PYTHONUNBUFFERED"] = "1"
     environment = dict(os.environ)
-    compared = _without_engine(environment) if inherits(argv[1:]) else environment
+    compared = without_engine(environment) if inherits(argv[1:]) else environment
     if not _imports_torch(argv[1:]) or settings(compared) != of_server:
         os.execv(interpreter, argv)
     request = {

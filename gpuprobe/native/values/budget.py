@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
+import functools
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import NoneType, SimpleNamespace
 from typing import Any, Final
 
 import psutil
@@ -134,11 +140,36 @@ def temporary_memory(plan: OperatorPlan, args: Any, kwargs: Any) -> int:
     return 4 * _COPIES_OF_SCORES * int(rows) * max(key.shape[1:-1])
 
 
+@functools.cache
+def flop_formulas() -> Mapping[Any, Callable[..., float]]:
+    """The functions in ``torch/utils/flop_counter.py``, by operator.
+
+    That module imports Triton, to recognise its kernels, which takes a second of processor time. As
+    long as the program has not imported Triton, they are those of a copy that has no such import.
+    """
+    name = "torch.utils.flop_counter"
+    if "triton" in sys.modules or name in sys.modules:
+        original: Any = importlib.import_module(name)
+        return dict(original.flop_registry)
+    spec = importlib.util.find_spec(name)
+    assert spec is not None
+    assert spec.loader is not None
+    copied: Any = importlib.util.module_from_spec(spec)
+    copied.__builtins__ = {**vars(builtins), "__import__": _without_triton}
+    spec.loader.exec_module(copied)
+    return dict(copied.flop_registry)
+
+
+def _without_triton(name: str, *args: Any, **kwargs: Any) -> object:
+    """``__import__`` of a module whose use of Triton is the class of its kernels."""
+    if name.partition(".")[0] == "triton":
+        return SimpleNamespace(JITFunction=NoneType)
+    return builtins.__import__(name, *args, **kwargs)
+
+
 def operations_of(func: OpOverload, args: Any, kwargs: Any, result: object) -> float:
     """Floating-point operations of an operator, from the shapes of its arguments and its result."""
-    from torch.utils import flop_counter  # 200 ms: it imports Triton
-
-    formula = flop_counter.flop_registry.get(getattr(func, "_overloadpacket", None))
+    formula = flop_formulas().get(getattr(func, "_overloadpacket", None))
     if formula is not None:
         # Formulas of torch assert what they cover: attention whose heads share keys, they do not.
         with contextlib.suppress(AssertionError):

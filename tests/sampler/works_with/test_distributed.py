@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import warm_python
 from conservation import check_steps
 from distributed_programs import PROGRAMS, WORLD
 from programs import Net
@@ -32,18 +32,10 @@ PARAMETERS = sum(p.nbytes for p in Net().parameters())
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("ranks")
     done = subprocess.run(
-        [
-            sys.executable,
-            "-W",
-            "error",
-            "-W",
-            "ignore:This process",
-            str(HERE / "distributed_programs.py"),
-            str(made),
-        ],
+        [warm_python.shared().python, str(HERE / "distributed_programs.py"), str(made)],
         capture_output=True,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONWARNINGS": "error,ignore:This process"},
         check=False,
     )
     assert done.returncode == 0, done.stderr
