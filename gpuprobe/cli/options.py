@@ -212,13 +212,14 @@ def estimate_request(
         assume=tuple(args.assume),
         ranks=ranks,
         rank=ranks_of(args.rank),
+        prices=args.price,
         **more,
     )
 
 
 def add_estimated_run(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
     """The options of an estimated run: ``--gpu``, ``--steps``, ``--compute``, ``--assume``,
-    ``--conf``, ``--ranks``, ``--rank``. ``several``: several GPUs and numbers of ranks
+    ``--conf``, ``--ranks``, ``--rank``, ``--price``. ``several``: several GPUs and numbers of ranks
     are alternatives.
     """
     add_gpu(
@@ -269,6 +270,14 @@ def add_estimated_run(parser: argparse.ArgumentParser, *, several: bool = False)
         metavar="R,...|distinct",
         help="with --ranks: which of them, from 0 (default: 0), such as 0,8-15; of several, the "
         "one that needs most counts. distinct: one of each group of ranks that behave alike",
+    )
+    parser.add_argument(
+        "--price",
+        type=prices,
+        default={},
+        metavar="PRICE",
+        help="of an hour of one GPU, or t4=0.35,l4=0.8 of several: also print what a step and a "
+        "billion tokens cost",
     )
 
 

@@ -147,11 +147,10 @@ def estimate_program(
         from gpuprobe.planning.ranks import estimate_ranks
 
         found = estimate_ranks(run, start, notify)
-    price = request.prices.get(request.gpu, request.prices.get("", 0.0))
-    if price:
+    if request.price:
         from gpuprobe.model.plans.estimate import priced
 
-        found = priced(found, price)
+        found = priced(found, request.price)
     if found.fits or not request.suggest:
         return found
     return _suggested(found, request, start, alternatives, notify)

@@ -19,8 +19,9 @@ from gpuprobe.model.plans.assumptions import Assumptions
 from gpuprobe.model.plans.estimate import MARGIN
 from gpuprobe.model.plans.fit import Fit, FitChoice, FitSuggestion, Trial
 from gpuprobe.model.plans.request import EstimateRequest
+from gpuprobe.model.plans.step_time import cost_of
 from gpuprobe.model.text import human_bytes
-from gpuprobe.model.values import Bytes
+from gpuprobe.model.values import Bytes, Unavailable
 from gpuprobe.planning.alternatives import (
     ACCUMULATE,
     BF16,
@@ -37,6 +38,7 @@ from gpuprobe.planning.alternatives import (
 from gpuprobe.planning.estimates import SUFFICIENT, estimate, require_torch
 from gpuprobe.planning.program import parameter_source
 from gpuprobe.planning.trials import Document, EstimateServer
+from gpuprobe.reporters.json.estimate import estimate_of
 
 
 def _label(case: EstimateRequest) -> str:
@@ -71,6 +73,7 @@ def fit_program(
     check_bounds(least, most)
     of_all, suggest = request.gpu.strip() == "all", request.suggest
     gpus = alternatives(request.gpu)  # an unknown name is an error before anything runs
+    request.check_prices(gpus)
     parameter = parameter_source(request.script, argument, request.arguments)
     Assumptions(request.assume)  # as is an invalid assumption
     request = replace(request, parameter=parameter, suggest=False)
@@ -147,7 +150,12 @@ def fit(
         )
         of_gpu.update(gpu=found.gpu, capacity=found.capacity)
         return Trial(
-            value, found.verdict, found.peak_allocated, Bytes(found.total_high), found.capacity
+            value,
+            found.verdict,
+            found.peak_allocated,
+            Bytes(found.total_high),
+            found.capacity,
+            time=found.step_time,
         )
 
     tried = search(trial, least, most)
@@ -281,13 +289,28 @@ class _CaseSearch:
 
     def choice(self) -> FitChoice:
         trial = self._tried.get(self.largest) or next(iter(self._tried.values()), None)
-        return FitChoice(
+        chosen = FitChoice(
             self.case.gpu,
             self.case.ranks,
             self.largest or None,
             Bytes(0) if trial is None else trial.needed,
             Bytes(0) if trial is None else trial.capacity,
             self.failed,
+        )
+        if trial is None or not self.largest:
+            return chosen
+        if isinstance(trial.time, Unavailable):
+            return replace(chosen, no_time=trial.time.reason)
+        gpus = len(parse_spec(self.case.gpu)) * self.case.ranks
+        price = self.case.price
+        return replace(
+            chosen,
+            low_ns=trial.time.low_ns,
+            expected_ns=trial.time.expected_ns,
+            high_ns=trial.time.high_ns,
+            tokens=trial.time.tokens,
+            images=trial.time.images,
+            cost=cost_of(trial.time, price, gpus) if price else None,
         )
 
     def result(self, **rest: Any) -> Fit:
@@ -400,6 +423,7 @@ def _trial(value: int, document: Document) -> Trial:
         Bytes(document["peak_allocated"]),
         Bytes(document["total"]["at_most"]),
         Bytes(document["capacity"]),
+        time=estimate_of(dict(document)).step_time,
     )
 
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from gpuprobe.catalogue.gpus import alternatives
-from gpuprobe.errors import UsageError
 from gpuprobe.model.plans.estimate import priced
 from gpuprobe.model.plans.gpu_table import GpuRow, GpuTable
 from gpuprobe.model.plans.request import EstimateRequest
@@ -22,20 +21,15 @@ def estimate_table(request: EstimateRequest, notify: Callable[[str], None]) -> G
 
     Raises ConfigError for an unknown GPU, UsageError for a price of a GPU that is not among them.
     """
-    names, prices = list(dict.fromkeys(alternatives(request.gpus))), request.prices
-    unknown = sorted(set(prices) - {"", *names})
-    if unknown:
-        raise UsageError(
-            f"a price of {unknown[0]}, which is not estimated", hint=f"one of: {', '.join(names)}"
-        )
-    one = replace(request, gpus="", prices={}, suggest=False)
+    names = list(dict.fromkeys(alternatives(request.gpus)))
+    request.check_prices(names)
+    one = replace(request, gpus="", suggest=False)
     rows = []
     with EstimateServer(ProgramStart()) as estimate:
         for name in names:
             notify(f"estimating on {name}")
-            document = estimate(replace(one, gpu=name))
-            price = prices.get(name, prices.get("", 0.0))
-            rows.append(_row(name, document, price))
+            on_gpu = replace(one, gpu=name)
+            rows.append(_row(name, estimate(on_gpu), on_gpu.price))
     return GpuTable(_sorted(rows))
 
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import warm_python
 
-from gpuprobe.errors import ProgramFailed
+from gpuprobe.errors import ProgramFailed, UsageError
 from gpuprobe.model.io.codec import from_plain, to_plain
 from gpuprobe.model.plans.fit import Fit, FitChoice, Trial
 from gpuprobe.model.plans.request import EstimateRequest, ParameterSource
-from gpuprobe.model.values import Bytes
+from gpuprobe.model.plans.step_time import TrainingCost
+from gpuprobe.model.values import Bytes, Nanoseconds
 from gpuprobe.planning.program import program_of
-from gpuprobe.reporters.sections.parts import Table
+from gpuprobe.reporters.sections.parts import Line, Table
 from gpuprobe.reporters.sections.plans import fit_sections
 
 SHARDED = """\
@@ -77,6 +79,42 @@ def test_the_table_of_choices() -> None:
     cells = [tuple(map(str, row.cells[:4])) for row in table.rows]
     assert cells[:2] == [("l4", "4", "6", "24"), ("t4", "2", "8", "16")]
     assert [row.cells[-1] for row in table.rows] == ["", "", "not even 1 fits", "no"]
+
+
+def test_the_table_of_choices_has_speed_and_cost() -> None:
+    trial = Trial(8, "fits", Bytes(GIB), Bytes(10 * GIB), Bytes(15 * GIB))
+    timed = replace(
+        choice("l4", 4, 6),
+        low_ns=Nanoseconds(80_000_000),
+        expected_ns=Nanoseconds(100_000_000),
+        high_ns=Nanoseconds(150_000_000),
+        images=6,
+        cost=TrainingCost(1.0, 4, 0.1, 0.2, images_low=3.0, images_high=4.0),
+    )
+    without = replace(choice("t4", 2, 8), no_time="no speeds are known of t4")
+    fit = Fit(
+        "l4", Bytes(15 * GIB), "rows", "as", "shapes", 1, 64, 6, trial, None, (trial,), (), (), (),
+        ranks=4, choices=(timed, without),
+    )  # fmt: skip
+    table, cost, _ = fit_sections(fit)[1].parts
+    assert isinstance(table, Table)
+    assert isinstance(cost, Line)
+    assert cost.text.startswith("cost: of a million images")
+    rows = [tuple(getattr(cell, "text", cell) for cell in row.cells[6:]) for row in table.rows]
+    assert rows == [
+        ("100.0 ms", "80.0 ms to 150.0 ms", "240", "4.00", ""),  # 6 images of each of 4 ranks
+        ("-", "-", "-", "-", "no speeds are known of t4"),
+    ]
+
+
+def test_a_price_of_another_gpu_is_refused(tmp_path: Path) -> None:
+    from gpuprobe.planning.fit import fit_program
+
+    script = tmp_path / "train.py"
+    script.write_text("ROWS = 1\n")
+    request = EstimateRequest(str(script), gpu="t4,l4", prices={"a10g": 1.0})
+    with pytest.raises(UsageError, match="a price of a10g, which is not estimated"):
+        fit_program(request, "ROWS")
 
 
 def test_other_processes_run_the_program_with_the_value(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 import pytest
@@ -18,9 +18,18 @@ from gpuprobe.model.io.codec import closed, from_plain, to_plain
 from gpuprobe.model.machine.devices import Inventory
 from gpuprobe.model.machine.monitor import ProcessWork
 from gpuprobe.model.memory import Category
+from gpuprobe.model.plans.step_time import StepTime
 from gpuprobe.model.run.session import Environment, HostWindow, KnownTensors, Session, Step
 from gpuprobe.model.trace import AllocatorSettings
-from gpuprobe.model.values import Bounds, Bytes, Parsed, Peak, ReadStatus, Unavailable
+from gpuprobe.model.values import (
+    Bounds,
+    Bytes,
+    Nanoseconds,
+    Parsed,
+    Peak,
+    ReadStatus,
+    Unavailable,
+)
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
@@ -194,6 +203,15 @@ def test_bounds_are_part_of_the_range() -> None:
         assert from_plain(HostWindow, {"rss_start": number}).rss_start == number
     for number in (-(1 << 63), (1 << 64) - 1):
         assert from_plain(ProcessWork, {"pid": number}).pid == number
+
+
+def test_bounds_of_a_union_are_those_of_its_number() -> None:
+    unknown = Unavailable("no matrix products")
+    time = StepTime("t4", 2, *(Nanoseconds(at) for at in (1, 2, 3, 2)), 0.5, (), (), (), (), ())
+    for used in (unknown, 0.25):
+        assert from_plain(StepTime, to_plain(replace(time, used=used))).used == used
+    with pytest.raises(DataError, match="used: expected a number from 0 to"):
+        from_plain(StepTime, {**to_plain(time), "used": -1.0})
 
 
 def test_file_names_that_are_not_utf8() -> None:

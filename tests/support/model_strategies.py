@@ -11,6 +11,7 @@ import pkgutil
 import types
 import typing
 from array import array
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
@@ -83,7 +84,7 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
         return st.tuples(*map(values_of, args))
     if origin in (tuple, list):
         return st.lists(values_of(args[0]), max_size=2).map(origin)
-    if origin is dict:
+    if origin in (dict, Mapping):
         return st.dictionaries(values_of(args[0]), values_of(args[1]), max_size=2)
     return _instances(origin or hint, args)
 
@@ -103,6 +104,10 @@ def _bounded(hint: Any, bounds: Any) -> st.SearchStrategy[Any]:
     """Values of an annotated type, within its bounds if it has some."""
     if not isinstance(bounds, Bounds):
         return values_of(hint)
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        arms = typing.get_args(hint)
+        numbers = [_bounded(arm, bounds) for arm in arms if arm in (int, float)]
+        return st.one_of([*numbers, *(values_of(arm) for arm in arms if arm not in (int, float))])
     if hint is float:
         return st.floats(bounds.least, bounds.most)
     return st.integers(int(bounds.least), int(bounds.most))

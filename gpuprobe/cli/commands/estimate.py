@@ -30,7 +30,6 @@ from gpuprobe.cli.options import (
     format_of,
     output_to_stderr,
     positive,
-    prices,
     program_of,
 )
 from gpuprobe.errors import UsageError
@@ -66,14 +65,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=0,
         metavar="N",
         help="with --link: ranks on each node (default: the number of GPUs of --gpu)",
-    )
-    parser.add_argument(
-        "--price",
-        type=prices,
-        default={},
-        metavar="PRICE",
-        help="of an hour of one GPU, or t4=0.35,l4=0.8 with --gpus: also print what a step and a "
-        "billion tokens cost",
     )
     parser.add_argument(
         "--gpus",
@@ -131,7 +122,6 @@ def _request(args: argparse.Namespace, target: Target) -> EstimateRequest:
         output=args.output or "",
         suggest=not args.no_suggestions,
         gpus=args.gpus or ("all" if args.gpu == "all" else ""),
-        prices=args.price,
     )
 
 
@@ -146,9 +136,7 @@ def _estimate(
 
     if request.gpus:
         return _print_table(args, request)
-    others = sorted(set(request.prices) - {"", request.gpu})
-    if others:
-        raise UsageError(f"--price {others[0]}: the estimate is for {request.gpu}")
+    request.check_prices([request.gpu])
     progress = status_line.PROGRESS  # without one, the command was called from Python
     with output_to_stderr():
         estimate = estimate_program(
@@ -170,6 +158,8 @@ def _estimate_serving(args: argparse.Namespace, words: Sequence[str], *, module:
     from gpuprobe.api.render import render
     from gpuprobe.api.serving import estimate_serving
 
+    if args.price:
+        raise UsageError("--price: the time of serving is not predicted")
     server = estimate_serving(words, args.gpu, module=module, notify=stderr.note)
     assert server is not None  # it is a command of vLLM
     render(server, format_of(args), sys.stdout, cwd=str(Path.cwd()))

@@ -260,7 +260,8 @@ def _annotated_decoder(hint: object, note: object) -> Callable[[object], object]
             value = base(plain)
         except _MALFORMED as error:
             raise _unexpected(expected, plain) from error
-        if not least <= value <= most:  # true for NaN, too
+        # Of a union, the bounds are those of the number. The comparison is false for NaN.
+        if isinstance(value, (int, float)) and not least <= value <= most:
             raise _unexpected(expected, plain)
         return value
 

@@ -6,7 +6,19 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from gpuprobe.model.plans.estimate import MODES
-from gpuprobe.model.values import Bounds, Bytes, Count, Displayed, OneOf, World
+from gpuprobe.model.plans.step_time import NOT_PREDICTED, StepTime, TrainingCost
+from gpuprobe.model.values import (
+    Bounds,
+    Bytes,
+    Count,
+    Displayed,
+    Nanoseconds,
+    OneOf,
+    Unavailable,
+    World,
+)
+
+_NO_TIME = Nanoseconds(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +28,7 @@ class Trial:
 
     ``needed`` is the upper end of the run's memory with its context, ``peak_allocated`` the
     tensors' part, ``capacity`` the GPU's whole memory; bytes. ``failed`` is why there is no
-    estimate (the figures are then 0), or "".
+    estimate (the figures are then 0), or "". ``time``: of a step.
     """
 
     value: int
@@ -25,6 +37,7 @@ class Trial:
     needed: Bytes
     capacity: Bytes
     failed: str = ""
+    time: StepTime | Unavailable = NOT_PREDICTED
 
     @property
     def fits(self) -> bool:
@@ -56,7 +69,8 @@ class FitSuggestion:
 class FitChoice:
     """One of several choices of GPU and number of ranks. ``largest`` is the largest value that fits
     on each rank, None if none does; ``needed`` what it needs of ``capacity``, bytes. ``failed`` is
-    why there is no estimate, or "".
+    why there is no estimate, or "". At that value, a step takes ``expected_ns``, predicted with its
+    range, for so many tokens and images of each rank; all 0 without a time, and why (``no_time``).
     """
 
     gpu: str
@@ -65,6 +79,13 @@ class FitChoice:
     needed: Bytes
     capacity: Bytes
     failed: str = ""
+    low_ns: Nanoseconds = _NO_TIME
+    expected_ns: Nanoseconds = _NO_TIME
+    high_ns: Nanoseconds = _NO_TIME
+    tokens: Count = 0
+    images: Count = 0
+    no_time: str = ""
+    cost: TrainingCost | None = None
 
     @property
     def total(self) -> Count:

@@ -87,6 +87,20 @@ class EstimateRequest:
             raise TypeError("a process estimates one rank")
         return self.rank
 
+    @property
+    def price(self) -> float:
+        """Of an hour of one of its GPUs; 0 without one."""
+        return self.prices.get(self.gpu, self.prices.get("", 0.0))
+
+    def check_prices(self, gpus: Sequence[str]) -> None:
+        """Raises UsageError for a price of a GPU that is not among those that are estimated."""
+        unknown = sorted(set(self.prices) - {"", *gpus})
+        if unknown:
+            raise UsageError(
+                f"a price of {unknown[0]}, which is not estimated",
+                hint=f"one of: {', '.join(gpus)}",
+            )
+
     def check(self) -> None:
         """Raises UsageError for a run without any step, and for a rank that the job lacks."""
         if self.steps < 1:

@@ -45,7 +45,7 @@ def _failed(choice: FitChoice) -> str | None:
 
 DOCUMENT: Final = Document(
     "gpuprobe.fit",
-    (2, 3),
+    (2, 4),
     Fit,
     "The largest value of a setting with which a training script fits on a GPU. Sizes are bytes. A "
     "minor version adds keys.",
@@ -63,9 +63,18 @@ DOCUMENT: Final = Document(
             needed_after="after",
             **keys("saved largest"),
         ),
-        FitChoice: keys("gpu ranks largest total needed capacity", failed=_failed),
+        FitChoice: keys(
+            "gpu ranks largest total needed capacity",
+            failed=_failed,
+            **keys("low_ns expected_ns high_ns tokens images no_time cost"),
+        ),
     },
-    added={"2.1": "interrupted", "2.3": "out_of_time"},
+    added={
+        "2.1": "interrupted",
+        "2.3": "out_of_time",
+        "2.4": "FitChoice.low_ns FitChoice.expected_ns FitChoice.high_ns FitChoice.tokens "
+        "FitChoice.images FitChoice.no_time FitChoice.cost",
+    },
 )
 """History:
 * 1.0: first version.
@@ -73,6 +82,7 @@ DOCUMENT: Final = Document(
 * 2.1: ``interrupted``.
 * 2.2: ``ranks`` and ``choices``.
 * 2.3: ``out_of_time``.
+* 2.4: the time of a step at each of ``choices``, and its cost.
 """
 
 document = DOCUMENT.plain

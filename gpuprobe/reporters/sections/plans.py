@@ -10,6 +10,7 @@ from gpuprobe.model.plans.estimate import Estimate, EstimatedChange, EstimateSha
 from gpuprobe.model.plans.fit import Fit, Trial
 from gpuprobe.model.plans.links import LinkTime
 from gpuprobe.model.plans.serving import ServingEstimate, ServingFit, ServingTrial
+from gpuprobe.model.plans.step_time import StepTime
 from gpuprobe.model.report import ShareRow
 from gpuprobe.model.text import human_bytes
 from gpuprobe.reporters.sections.parts import (
@@ -28,7 +29,13 @@ from gpuprobe.reporters.sections.parts import (
     size,
 )
 from gpuprobe.reporters.sections.report.steps import communication_section
-from gpuprobe.reporters.sections.step_time import step_time_sections
+from gpuprobe.reporters.sections.step_time import (
+    speed_cells,
+    speed_columns,
+    speed_notes,
+    speed_text,
+    step_time_sections,
+)
 
 _EVIDENCE: Final = "evidence: torch's own CUDA code, on a simulated GPU"
 
@@ -419,6 +426,8 @@ def fit_sections(fit: Fit) -> list[Section]:
         parts.append(_trial(fit, fit.proof))
     elif fit.trials:
         parts.append(_trial(fit, fit.trials[0]))
+    if fit.proof is not None and isinstance(fit.proof.time, StepTime):
+        parts.append(Line(f"a step with {name} {fit.proof.value}: {speed_text(fit.proof.time)}"))
     if fit.beyond is not None:
         parts.append(_trial(fit, fit.beyond))
     elif fit.largest == fit.most:
@@ -432,7 +441,9 @@ def fit_sections(fit: Fit) -> list[Section]:
     found = [Section(title, tuple(parts))]
     if fit.choices:
         of_all = " of all ranks" if any(one.ranks > 1 for one in fit.choices) else ""
-        found.append(Section(f"Choices, by {name}{of_all}", (_choices(fit),)))
+        costs = any(one.cost is not None for one in fit.choices)
+        notes = speed_notes(_per(fit), costs=costs) if _is_timed(fit) else []
+        found.append(Section(f"Choices, by {name}{of_all}", (_choices(fit), *notes)))
     if fit.suggestions:
         at = fit.largest if fit.largest is not None else fit.least
         found.append(
@@ -446,6 +457,8 @@ def fit_sections(fit: Fit) -> list[Section]:
 def _choices(fit: Fit) -> Table:
     """A row for each GPU and number of ranks."""
     ranks = any(one.ranks > 1 for one in fit.choices)
+    costs = any(one.cost is not None for one in fit.choices)
+    timed = _is_timed(fit)
     columns = (
         Column("GPU", AUTO),
         *((Column("ranks", 6, gap=1, number=True),) if ranks else ()),
@@ -453,6 +466,7 @@ def _choices(fit: Fit) -> Table:
         *((Column("of all", 8, gap=1, number=True),) if ranks else ()),
         Column("needs", 10, gap=1, number=True),
         Column("of", 10, gap=1, number=True),
+        *(speed_columns(_per(fit), costs=costs) if timed else ()),
         Column("", 0, gap=2, cut=False),
     )
     rows = []
@@ -460,9 +474,18 @@ def _choices(fit: Fit) -> Table:
         each, total = ("-", "-") if one.largest is None else (str(one.largest), str(one.total))
         largest = (str(one.ranks), each, total) if ranks else (each,)
         sizes = ("", "") if one.failed else (size(one.needed), size(one.capacity))
-        remark = one.failed or ("" if one.largest else f"not even {fit.least} fits")
-        rows.append(Row((one.gpu, *largest, *sizes, remark)))
+        remark = one.failed or (one.no_time if one.largest else f"not even {fit.least} fits")
+        speed = speed_cells(one, costs=costs, ranks=one.ranks) if timed else ()
+        rows.append(Row((one.gpu, *largest, *sizes, *speed, remark)))
     return Table("choices", columns, tuple(rows))
+
+
+def _is_timed(fit: Fit) -> bool:
+    return any(one.expected_ns for one in fit.choices)
+
+
+def _per(fit: Fit) -> str:
+    return "images" if any(one.images for one in fit.choices) else "tokens"
 
 
 def _suggestions(fit: Fit) -> Table:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Final, Protocol
 
-from gpuprobe.model.plans.gpu_table import GpuRow, GpuTable
+from gpuprobe.model.plans.gpu_table import GpuTable
 from gpuprobe.model.plans.step_time import StepTime, TimeShare, TrainingCost
 from gpuprobe.model.text import human_ns
 from gpuprobe.model.values import Unavailable
@@ -76,13 +76,22 @@ def span_text(time: StepTime) -> str:
     return f"{human_ns(time.expected_ns)} ({low} to {high})"
 
 
-def _sentences(time: StepTime) -> Iterator[str]:
-    rates = [
+def speed_text(time: StepTime) -> str:
+    """``13.5 ms (12.6 to 15.7 ms), predicted; 1,000 to 1,300 images a second``."""
+    return "; ".join([f"{span_text(time)}, predicted", *_rates(time)])
+
+
+def _rates(time: StepTime) -> list[str]:
+    return [
         f"{_number(low)} to {_number(high)} {name} a second"
         for count, name in ((time.tokens, "tokens"), (time.images, "images"))
         if count
         for low, high in (time.per_second(count),)
     ]
+
+
+def _sentences(time: StepTime) -> Iterator[str]:
+    rates = _rates(time)
     used = time.used
     if not isinstance(used, Unavailable):
         rates.append(f"{used:.0%} of the GPU's peak (MFU)")
@@ -108,30 +117,21 @@ def gpu_table_sections(table: GpuTable) -> list[Section]:
         Column("GPU", AUTO, cut=False),
         Column("needs up to", 11, gap=2, number=True),
         Column("of", 9, gap=1, number=True),
-        Column("step", 9, gap=2, number=True),
-        Column("range", AUTO, gap=1, number=True),
-        Column(f"{per}/s", AUTO, gap=2, number=True),
-        *((Column("cost", AUTO, gap=2, number=True),) if costs else ()),
+        *speed_columns(per, costs=costs),
         Column("", 0, gap=2, cut=False),
     )
     rows = [
         Row(
             (
                 row.gpu,
-                *_memory_and_time(row),
-                *((_cost_cell(row),) if costs else ()),
+                *((_NONE, _NONE) if row.failed else (size(row.total_high), size(row.capacity))),
+                *speed_cells(row, costs=costs),
                 row.verdict or "no estimate",
             )
         )
         for row in table.rows
     ]
-    parts: list[Part] = [Table("GPUs", columns, tuple(rows))]
-    if costs:
-        unit = "a million images" if per == "images" else "a billion tokens"
-        parts.append(Line(f"cost: of {unit}, or of a step without any, at most"))
-    parts.append(
-        Line("times are predicted, with their ranges; gpuprobe estimate --gpu GPU has the sources")
-    )
+    parts: list[Part] = [Table("GPUs", columns, tuple(rows)), *speed_notes(per, costs=costs)]
     reasons: dict[str, list[str]] = {}
     for row in table.rows:
         if row.failed or row.no_time:
@@ -142,24 +142,66 @@ def gpu_table_sections(table: GpuTable) -> list[Section]:
     return [Section(title, tuple(parts), "gpus", "GPUs")]
 
 
-def _memory_and_time(row: GpuRow) -> tuple[Cell, ...]:
-    none = Cell("-", -1)
-    memory = (none, none) if row.failed else (size(row.total_high), size(row.capacity))
-    if not row.expected_ns:
-        return (*memory, none, none, none)
-    count = row.images or row.tokens
-    rate = count / (row.expected_ns * 1e-9)
+_NONE: Final = Cell("-", -1)
+
+
+class Speed(Protocol):
+    """A predicted step of a run in a table of choices: nanoseconds, 0 without a time."""
+
+    @property
+    def low_ns(self) -> int: ...
+    @property
+    def expected_ns(self) -> int: ...
+    @property
+    def high_ns(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def images(self) -> int: ...
+    @property
+    def cost(self) -> TrainingCost | None: ...
+
+
+def speed_columns(per: str, *, costs: bool) -> tuple[Column, ...]:
+    """The columns of `speed_cells`. ``per``: "images" or "tokens"."""
     return (
-        *memory,
-        duration(row.expected_ns),
-        Cell(f"{human_ns(row.low_ns)} to {human_ns(row.high_ns)}", row.high_ns),
-        Cell(_number(rate), rate) if count else none,
+        Column("step", 9, gap=2, number=True),
+        Column("range", AUTO, gap=1, number=True),
+        Column(f"{per}/s", AUTO, gap=2, number=True),
+        *((Column("cost", AUTO, gap=2, number=True),) if costs else ()),
     )
 
 
-def _cost_cell(row: GpuRow) -> Cell:
+def speed_cells(row: Speed, *, costs: bool, ranks: int = 1) -> tuple[Cell, ...]:
+    """A step's time with its range, how much all ``ranks`` do in a second, and what that costs."""
+    cost = (_cost_cell(row),) if costs else ()
+    if not row.expected_ns:
+        return (_NONE, _NONE, _NONE, *cost)
+    count = (row.images or row.tokens) * ranks
+    rate = count / (row.expected_ns * 1e-9)
+    return (
+        duration(row.expected_ns),
+        Cell(f"{human_ns(row.low_ns)} to {human_ns(row.high_ns)}", row.high_ns),
+        Cell(_number(rate), rate) if count else _NONE,
+        *cost,
+    )
+
+
+def speed_notes(per: str, *, costs: bool) -> list[Part]:
+    """What the columns of speed mean, below the table."""
+    notes: list[Part] = []
+    if costs:
+        unit = "a million images" if per == "images" else "a billion tokens"
+        notes.append(Line(f"cost: of {unit}, or of a step without any, at most"))
+    notes.append(
+        Line("times are predicted, with their ranges; gpuprobe estimate --gpu GPU has the sources")
+    )
+    return notes
+
+
+def _cost_cell(row: Speed) -> Cell:
     if row.cost is None:
-        return Cell("-", -1)
+        return _NONE
     amount = row.cost.images_high or row.cost.tokens_high or row.cost.step_high
     return Cell(_money(amount), amount)
 
