@@ -31,7 +31,7 @@ from gpuprobe.model.run.launches import (
     rows_of,
     step_launches,
 )
-from gpuprobe.model.run.recording import Recording
+from gpuprobe.model.run.recording import SCHEMA_VERSION, Recording
 from gpuprobe.model.run.session import Step
 from gpuprobe.model.values import Unavailable
 from gpuprobe.recording.reader import read_recording
@@ -210,7 +210,8 @@ def test_a_recording_of_before_has_none(tmp_path: Path) -> None:
     stream = path / "rank-00000.jsonl"
     lines = stream.read_text().splitlines()
     assert "launches" not in lines[-1]
-    stream.write_text("\n".join([lines[0].replace("[2,10]", "[2,3]"), *lines[1:]]) + "\n")
+    version = json.dumps(SCHEMA_VERSION, separators=(",", ":"))
+    stream.write_text("\n".join([lines[0].replace(version, "[2,3]"), *lines[1:]]) + "\n")
     found = read_recording(path)
     assert found.schema_version == (2, 3)
     assert isinstance(found.ranks[0].steps[0].launches, Unavailable)

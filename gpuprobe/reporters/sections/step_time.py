@@ -254,6 +254,7 @@ def _rank_table(time: StepTime, top: int) -> Table:
     """The ranks that wait the most; those of a balanced job wait for as long."""
     columns = (
         Column("step", 10, number=True),
+        Column("communicates", 12, gap=2, number=True),
         Column("waits for others", 16, gap=2, number=True),
         Column("share", 6, gap=1, number=True),
         Column("rank", 0, gap=2, cut=False),
@@ -263,6 +264,7 @@ def _rank_table(time: StepTime, top: int) -> Table:
         Row(
             (
                 duration(row.ns),
+                duration(row.communication_ns),
                 duration(row.waits_ns),
                 Cell(f"{row.waits_ns / row.ns:.0%}" if row.ns else "", row.waits_ns),
                 Cell(str(row.rank), row.rank),
@@ -271,7 +273,7 @@ def _rank_table(time: StepTime, top: int) -> Table:
         for row in ranked[:top]
     ]
     more = len(ranked) - len(rows)
-    foot = [Row((Cell("", 0), Cell("", 0), Cell("", 0), Cell(f"({more} more)", 0)))] if more else []
+    foot = [Row((*[Cell("", 0)] * 4, Cell(f"({more} more)", 0)))] if more else []
     return Table("time by rank", columns, tuple(rows), tuple(foot))
 
 
