@@ -42,25 +42,21 @@ def _works(tasks: Sequence[Task], batch: Sequence[int]) -> Iterator[tuple[int, W
 
 def _batches(tasks: Sequence[Task]) -> Iterator[list[int]]:
     """The indices of what other ranks take part in: each collective, and the messages of a batch,
-    which NCCL runs together.
+    which NCCL runs together. Events and waits of torch are between those.
     """
     batch: list[int] = []
     key: tuple[int, int] | None = None
     for at, task in enumerate(tasks):
         work = task.work
         if task.action is not Action.COLLECTIVE or work is None or len(work.sizes) < _WITH_GROUP:
-            if task.action is not Action.OPERATOR and batch:
-                yield batch
-                batch, key = [], None
             continue
         number = work.sizes[-1] if work.variant in PEERS else 0
         mine = (task.stream, number) if number else None
-        if batch and (mine is None or mine != key):
+        if batch and mine is not None and mine == key:
+            batch.append(at)
+            continue
+        if batch:
             yield batch
-            batch = []
-        batch, key = [*batch, at], mine
-        if mine is None:
-            yield batch
-            batch = []
+        batch, key = [at], mine
     if batch:
         yield batch

@@ -96,9 +96,12 @@ def test_what_runs_beside_a_collective_is_not_held_up() -> None:
 
 def test_messages_of_a_batch_run_together() -> None:
     def rank(own: int, batch: int) -> RankTasks:
-        peer = 1 - own
-        rows = [message(name, own, peer, batch=batch, seconds=3.0) for name in ("Send", "Recv")]
-        return rank_of(*rows)
+        send, receive = (
+            message(name, own, 1 - own, batch=batch, seconds=3.0) for name in ("Send", "Recv")
+        )
+        # As torch records them: an event of the program's stream before each.
+        between = [(Task(action, MAIN, 0, None, 1), 0.0) for action in (Action.RECORD, Action.WAIT)]
+        return rank_of(*between, send, *between, receive)
 
     assert [run.ends for run in played(rank(0, 1), rank(1, 1))] == [[3.0], [3.0]]
     # As with NCCL, of which both would wait for ever: each first sends what the other does not get.
