@@ -11,6 +11,12 @@ from pathlib import Path
 import pytest
 import warm_python
 
+from gpuprobe import load
+from gpuprobe.analysis.peak.needs import Biographies
+from gpuprobe.analysis.trace.ledger import ledger_of
+from gpuprobe.causes.live_memory import LiveMemory
+from gpuprobe.causes.rules import losses
+
 PROGRAM = """\
 import os
 import torch
@@ -36,30 +42,25 @@ PIPELINE = """\
 import os
 import torch
 import torch.distributed as dist
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 rank = int(os.environ["RANK"])
-dist.init_process_group("nccl")
 torch.cuda.set_device(rank)
-stage = torch.nn.Linear(2048, 2048).cuda()
+dist.init_process_group("nccl")
+device = torch.device("cuda", rank)
+layers = torch.nn.Linear(2048, 2048), torch.nn.ReLU(), torch.nn.Linear(2048, 2048)
+model = torch.nn.Sequential(*layers).to(device)
+stage = PipelineStage(model, rank, 2, device)
+schedule = ScheduleGPipe(stage, 3, loss_fn=torch.nn.functional.mse_loss)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x = torch.randn(12288, 2048, device=device)
 for _ in range(3):
-    stage.zero_grad()
-    inputs, outputs = [], []
-    for _ in range(3):
-        x = torch.zeros(4096, 2048, device="cuda", requires_grad=True)
-        if rank:
-            dist.recv(x.detach(), 0)
-        inputs.append(x)
-        outputs.append(stage(x))
-        if not rank:
-            dist.send(outputs[-1].detach(), 1)
-    for x, y in zip(inputs, outputs):
-        gradient = torch.ones_like(y)
-        if not rank:
-            dist.batch_isend_irecv([dist.P2POp(dist.irecv, gradient, 1)])[0].wait()
-        y.backward(gradient)
-        if rank:
-            dist.batch_isend_irecv([dist.P2POp(dist.isend, x.grad, 0)])[0].wait()
-    torch.optim.SGD(stage.parameters(), 0.1).step()
+    optimizer.zero_grad()
+    if rank:
+        schedule.step(target=x, losses=[])
+    else:
+        schedule.step(x)
+    optimizer.step()
 dist.destroy_process_group()
 """
 
@@ -115,13 +116,22 @@ def test_ranks_of_a_pipeline_wait_for_each_other(folder: Path) -> None:
     """Of 3 microbatches in 2 equal stages, a quarter of the pipeline's time is its bubble."""
     time = json.loads(gpuprobe("report", "stages.gpuprobe", "--json", folder=folder))["step_time"]
     assert [row["rank"] for row in time["by_rank"]] == [0, 1]
-    shares = [row["waits_ns"] / row["ns"] for row in time["by_rank"]]
-    assert all(0.15 < share < 0.3 for share in shares)
+    first, last = (row["waits_ns"] / row["ns"] for row in time["by_rank"])
+    assert 0.15 < last < 0.3
+    assert first > last  # it computes no gradient of its input
     assert sum(row["ns"] for row in time["bounds"]) == time["expected_ns"]
     assert "waiting for other ranks" in [row["name"] for row in time["by_kind"]]
     gpuprobe("report", "stages.gpuprobe", "--perfetto", "course.json", folder=folder)
     events = json.loads((folder / "course.json").read_text(encoding="utf-8"))["traceEvents"]
     assert any(event["name"] == "Recv: waiting for other ranks" for event in events)
+
+
+def test_graphs_of_a_pipeline_wait_for_other_ranks(folder: Path) -> None:
+    """Those of its microbatches are no graphs of summed losses."""
+    for name, sends in (("stages", True), ("two", False)):
+        for rank in load(folder / f"{name}.gpuprobe").ranks:
+            _, ledger, *_ = map(ledger_of, rank.traces)
+            assert losses._sends(LiveMemory(Biographies(ledger), ledger.peak())) == sends
 
 
 def test_the_time_of_a_job_is_checked(folder: Path) -> None:
@@ -161,7 +171,7 @@ def test_an_estimate_has_time_and_cost(folder: Path) -> None:
     [
         (["--gpus", "t4", "-o", "kept.gpuprobe"], "--output keeps the recording of one GPU"),
         (["--gpu", "t4", "--gpus", "l4"], "--gpu t4 and --gpus l4"),
-        (["--gpu", "t4", "--price", "l4=2"], "the estimate is for t4"),
+        (["--gpu", "t4", "--price", "l4=2"], "a price of l4, which is not estimated"),
         (["--gpus", "t4", "--price", "l4=2"], "a price of l4, which is not estimated"),
     ],
 )

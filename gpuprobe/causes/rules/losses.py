@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from gpuprobe.causes.answer import Answer
 from gpuprobe.causes.live_memory import Excess, LiveMemory
@@ -11,7 +12,11 @@ from gpuprobe.model.text import human_bytes
 
 
 def diagnose(live: LiveMemory) -> Iterator[Excess]:
-    """What was saved by the same lines for graphs that only a sum of numbers connects."""
+    """What was saved by the same lines for graphs that only a sum of numbers connects. In a
+    pipeline, each of them waits for its gradient from another rank.
+    """
+    if _sends(live):
+        return
     numbers = live.column("graph")
     graphs: dict[int, list[int]] = {}
     for row in live.rows:
@@ -48,3 +53,13 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
         "with one of the graphs at a time",
         sizes={row: 0 for row in rows if row not in graphs[largest]},
     )
+
+
+def _sends(live: LiveMemory) -> bool:
+    """Whether the program sends tensors to another rank."""
+    strings = live.ledger.trace.stacks.strings
+    codes = {*live.column("made_name"), *live.column("last_name")}
+    return any(strings[code] in _MESSAGES for code in codes)
+
+
+_MESSAGES: Final = frozenset(("send", "recv_"))
