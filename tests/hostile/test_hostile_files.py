@@ -214,11 +214,11 @@ def test_the_harness_sees_what_is_wrong() -> None:
 
 _FAULTY = """
 import sys
-import gpuprobe.api.recordings as recordings
-def summary(*args, **values):
+import gpuprobe.recording.summary
+def summarize(*args, **values):
     secret = "a value that nobody meant to show"
     raise {error}
-recordings.summary = summary
+gpuprobe.recording.summary.summarize = summarize
 from gpuprobe.cli import main
 sys.exit(main(["report", {path!r}]))
 """

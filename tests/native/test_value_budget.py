@@ -110,7 +110,7 @@ def test_programs_of_a_triton_kernel_are_counted_before_they_are_interpreted() -
 
 
 @pytest.mark.parametrize(
-    ("most", "where"), [(100, "test_value_budget.py"), (9000, "a backward pass")]
+    ("most", "where"), [(100, "test_value_budget.py"), (9000, "the backward pass")]
 )
 def test_where_all_values_were_no_longer_computed(
     most: float, where: str, monkeypatch: pytest.MonkeyPatch
