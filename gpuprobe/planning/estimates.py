@@ -134,6 +134,7 @@ def estimate_program(
     value that was not computed may have caused it, or the lack of any training step.
     """
     request.check()
+    request.check_prices([request.gpu])
     program = program or _loaded(request)
     load_simulated(request.gpu)
     from gpuprobe.planning.program import ProgramStart

@@ -15,13 +15,14 @@ from typing import Any, Final
 
 from gpuprobe.catalogue.gpus import alternatives, parse_spec
 from gpuprobe.errors import ProgramFailed, UsageError
+from gpuprobe.model.io.codec import from_plain
 from gpuprobe.model.plans.assumptions import Assumptions
 from gpuprobe.model.plans.estimate import MARGIN
 from gpuprobe.model.plans.fit import Fit, FitChoice, FitSuggestion, Trial
 from gpuprobe.model.plans.request import EstimateRequest
-from gpuprobe.model.plans.step_time import cost_of
+from gpuprobe.model.plans.step_time import StepTime, cost_of
 from gpuprobe.model.text import human_bytes
-from gpuprobe.model.values import Bytes, Unavailable
+from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
 from gpuprobe.planning.alternatives import (
     ACCUMULATE,
     BF16,
@@ -38,7 +39,6 @@ from gpuprobe.planning.alternatives import (
 from gpuprobe.planning.estimates import SUFFICIENT, estimate, require_torch
 from gpuprobe.planning.program import parameter_source
 from gpuprobe.planning.trials import Document, EstimateServer
-from gpuprobe.reporters.json.estimate import estimate_of
 
 
 def _label(case: EstimateRequest) -> str:
@@ -423,8 +423,14 @@ def _trial(value: int, document: Document) -> Trial:
         Bytes(document["peak_allocated"]),
         Bytes(document["total"]["at_most"]),
         Bytes(document["capacity"]),
-        time=estimate_of(dict(document)).step_time,
+        time=_time(document["step_time"]),
     )
+
+
+def _time(plain: Document) -> StepTime | Unavailable:
+    if "unavailable" in plain:
+        return Unavailable(plain["unavailable"], ReadStatus(plain["status"]))
+    return from_plain(StepTime, plain)
 
 
 # -- changes to the run

@@ -42,6 +42,7 @@ class Estimates:
             "peak_allocated": need,
             "total": {"at_most": need},
             "compute_why": self._why,
+            "step_time": {"unavailable": "no step", "status": "error"},
         }
 
 

@@ -136,7 +136,6 @@ def _estimate(
 
     if request.gpus:
         return _print_table(args, request)
-    request.check_prices([request.gpu])
     progress = status_line.PROGRESS  # without one, the command was called from Python
     with output_to_stderr():
         estimate = estimate_program(
