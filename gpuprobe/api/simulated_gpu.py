@@ -33,15 +33,10 @@ def load_gpu(gpu: str, *, endless: bool = False) -> None:
     """
     if find_spec("torch") is None:
         return  # running the program raises MissingExtra
-    if endless:
-        from gpuprobe.planning.estimates import load_simulated
-
-        load_simulated(gpu)
-        return
     from gpuprobe.catalogue.gpus import parse_spec
     from gpuprobe.native.process import load
 
-    load(parse_spec(gpu))
+    load(parse_spec(gpu), endless=endless)
 
 
 def load_for_parts(gpu: str, without: Mapping[str, str | None] | None = None) -> None:

@@ -106,6 +106,11 @@ class LiveMemory:
         return self.lives.row_of(self.column("copied_to")[row])
 
     @cached_property
+    def made_by(self) -> Mapping[int, int]:
+        """By the number of an operator, the row that it made; of several, the last one."""
+        return {number: row for row, number in enumerate(self.lives.made) if number}
+
+    @cached_property
     def products(self) -> Mapping[int, list[int]]:
         """By row, those that were mostly computed from it."""
         found: dict[int, list[int]] = {}

@@ -18,8 +18,9 @@ def rank_tasks(step: PricedStep, costs: Costs) -> RankTasks:
     meetings: dict[int, list[Meeting]] = {}
     gpu = list(costs.gpu)
     for batch in _batches(step.tasks):
-        meetings[batch[0]] = [_meeting(work, gpu[at]) for at, work in _works(step.tasks, batch)]
-        for at in batch[1:]:
+        (first, _), *others = batch
+        meetings[first] = [_meeting(work, costs.gpu[at]) for at, work in batch]
+        for at, _ in others:
             gpu[at] = 0.0
     return RankTasks(step.tasks, step.devices, Costs(gpu, costs.host, costs.launch), meetings)
 
@@ -29,22 +30,15 @@ def _meeting(work: Work, seconds: float) -> Meeting:
     if not ends:
         return Meeting((group,), ranks, seconds)
     peer = ends[0]
-    ends = [rank, peer] if work.variant == "Send" else [peer, rank]
-    return Meeting((group, *ends), 2, seconds)
+    from_to = (rank, peer) if work.variant == "Send" else (peer, rank)
+    return Meeting((group, *from_to), 2, seconds)
 
 
-def _works(tasks: Sequence[Task], batch: Sequence[int]) -> Iterator[tuple[int, Work]]:
-    for at in batch:
-        work = tasks[at].work
-        assert work is not None
-        yield at, work
-
-
-def _batches(tasks: Sequence[Task]) -> Iterator[list[int]]:
-    """The indices of what other ranks take part in: each collective, and the messages of a batch,
-    which NCCL runs together. Events and waits of torch are between those.
+def _batches(tasks: Sequence[Task]) -> Iterator[list[tuple[int, Work]]]:
+    """What other ranks take part in, with the index of its task: each collective, and the messages
+    of a batch, which NCCL runs together. Events and waits of torch are between those.
     """
-    batch: list[int] = []
+    batch: list[tuple[int, Work]] = []
     key: tuple[int, int] | None = None
     for at, task in enumerate(tasks):
         work = task.work
@@ -53,10 +47,10 @@ def _batches(tasks: Sequence[Task]) -> Iterator[list[int]]:
         number = work.sizes[-1] if work.variant in PEERS else 0
         mine = (task.stream, number) if number else None
         if batch and mine is not None and mine == key:
-            batch.append(at)
+            batch.append((at, work))
             continue
         if batch:
             yield batch
-        batch, key = [at], mine
+        batch, key = [(at, work)], mine
     if batch:
         yield batch

@@ -86,18 +86,17 @@ def _functions(live: LiveMemory) -> Mapping[int, list[int]]:
     """By the input of a function of one tensor, in which two tensors that come from it are
     multiplied, what is saved for the backward pass, in order.
     """
-    made = {number: row for row, number in enumerate(live.lives.made) if number}
-    found: dict[int, list[int]] = {}
+    saved: dict[int, list[int]] = {}
     products: set[int] = set()
     for row in sorted(live.rows):
         root = _root(live, row)
         if root is None or not live.for_backward(row):
             continue
-        found.setdefault(root, []).append(row)
-        product = made.get(live.lives.first[row])
+        saved.setdefault(root, []).append(row)
+        product = live.made_by.get(live.lives.first[row])
         if product is not None and _is_product(live, product, row, root):
             products.add(root)
-    return {root: rows for root, rows in found.items() if root in products}
+    return {root: rows for root, rows in saved.items() if root in products}
 
 
 def _root(live: LiveMemory, row: int) -> int | None:
@@ -147,14 +146,14 @@ def _same_function(live: LiveMemory, one: int, other: int) -> bool:
 
 def _operators(live: LiveMemory, root: int) -> set[str]:
     """The names of the operators of a function, by its input."""
-    found = {row for row in live.products.get(root, ()) if live.how(row) is Made.POINTWISE}
-    more = set(found)
+    made = {row for row in live.products.get(root, ()) if live.how(row) is Made.POINTWISE}
+    more = set(made)
     while more:
         more = {
             after
             for row in more
             for after in live.products.get(row, ())
             if _root(live, after) == root
-        } - found
-        found |= more
-    return {live.text("made_name", row) for row in found}
+        } - made
+        made |= more
+    return {live.text("made_name", row) for row in made}

@@ -18,10 +18,9 @@ _LEAST: Final = 4
 
 def diagnose(live: LiveMemory) -> Iterator[Excess]:
     """Softmaxes that one operator uses, which picks a part; no backward pass needs them."""
-    made = {number: row for row, number in enumerate(live.lives.made) if number}
     sizes = {}
     for row in range(len(live.ledger)):
-        picked = made.get(live.lives.last[row])
+        picked = live.made_by.get(live.lives.last[row])
         if (
             picked is not None
             and live.text("made_name", row) in _NAMES
@@ -35,7 +34,7 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
         return
     main = live.largest(rows)
     times = live.ledger.requested[main] // max(
-        1, live.ledger.requested[made[live.lives.last[main]]]
+        1, live.ledger.requested[live.made_by[live.lives.last[main]]]
     )
     yield Excess(
         Answer(
