@@ -23,13 +23,13 @@ def estimate_table(request: EstimateRequest, notify: Callable[[str], None]) -> G
     """
     names = list(dict.fromkeys(alternatives(request.gpus)))
     request.check_prices(names)
-    one = replace(request, gpus="", suggest=False)
+    one = replace(request, gpus="", suggest=False, prices={})  # those of the others are no part
     rows = []
     with EstimateServer(ProgramStart()) as estimate:
         for name in names:
             notify(f"estimating on {name}")
-            on_gpu = replace(one, gpu=name)
-            rows.append(_row(name, estimate(on_gpu), on_gpu.price))
+            price = replace(request, gpu=name).price
+            rows.append(_row(name, estimate(replace(one, gpu=name)), price))
     return GpuTable(_sorted(rows))
 
 
