@@ -46,6 +46,7 @@ from gpuprobe.catalogue.gpus import parse_spec
 from gpuprobe.causes.cache import Cache, CachedMemory
 from gpuprobe.causes.edits import EditCandidate, candidates, files_of, without_option
 from gpuprobe.causes.find import (
+    LEAST_EFFECT,
     Diagnosed,
     cached_causes,
     causes_at,
@@ -366,6 +367,8 @@ class _Explaining:
             for candidate in edits if self._ended is RunEnd.COMPLETE else ():
                 if effect.certainty is Certainty.REPLAYED:
                     effect = self._tried(candidate, effect)
+            if effect.certainty is Certainty.TRIED and _saves_little(effect):
+                continue  # other memory is as high a moment later
             causes.append(cause_of(one, effect, _kept_at(one, edits)))
         return tuple(causes)
 
@@ -513,6 +516,13 @@ def _ranked(
     grown = any(one.rule == GROWN for one in causes)
     first = [one for one in cached if _saved(one) > most and not (grown and one.rule == FRAGMENTS)]
     return (*first, *causes, *(one for one in cached if one not in first))
+
+
+def _saves_little(effect: Effect) -> bool:
+    """Whether what was measured is less than a cause has to save."""
+    return isinstance(effect.after, int) and (
+        effect.before - effect.after < LEAST_EFFECT * effect.before
+    )
 
 
 def _saved(cause: MemoryCause) -> int:

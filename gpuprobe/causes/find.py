@@ -19,6 +19,7 @@ from gpuprobe.causes.groups import (
 )
 from gpuprobe.causes.live_memory import Excess, LiveMemory, Variable
 from gpuprobe.causes.rules import CACHED, LARGER, RULES, exceptions
+from gpuprobe.causes.rules.gradients import LATE_GRADIENTS
 from gpuprobe.model.needs import Need
 from gpuprobe.model.place import Place
 from gpuprobe.model.run.holders import Holder, HolderRoot
@@ -72,7 +73,8 @@ def causes_at(
         id(one): one.group.bytes if failed else min(one.group.bytes, peak - one.without)
         for one in found
     }
-    found.sort(key=lambda one: -saved[id(one)])
+    # Gradients are as large as a copy of the weights, and come back with the next step.
+    found.sort(key=lambda one: (-saved[id(one)], one.answer.rule == LATE_GRADIENTS))
     for one in found:
         if 2 * one.group.outside(known) <= one.group.bytes:
             continue  # most of it has a better remedy

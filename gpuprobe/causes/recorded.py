@@ -21,6 +21,7 @@ from gpuprobe.causes.answer import Answer
 from gpuprobe.causes.find import Diagnosed, causes_at
 from gpuprobe.causes.groups import HeldGroup
 from gpuprobe.causes.rules import cycles, graphs
+from gpuprobe.causes.rules.gradients import LATE_GRADIENTS
 from gpuprobe.causes.wording import kept_in
 from gpuprobe.errors import DataError
 from gpuprobe.model.causes import Certainty, Effect, MemoryCause
@@ -40,9 +41,6 @@ UNNEEDED = "unneeded"
 
 CYCLE = "cycle"
 """The rule of objects that only refer to one another."""
-
-LATE_GRADIENTS = "late-zero-grad"
-"""The rule of gradients that are freed after the next forward pass has begun."""
 
 GROWTH = "growth"
 """The rule of memory that grows from step to step, in a recording without uses."""

@@ -20,7 +20,7 @@ def diagnose(group: HeldGroup) -> Answer | None:
         return None
     size = human_bytes(group.bytes)
     of_gradients = any(step.label == ".grad" for step in holder.path)
-    if of_gradients or holder.root is HolderRoot.OUTSIDE:
+    if of_gradients or nameless or _of_weights(holder):
         owner = f"{_name(holder)} and its graph" if of_gradients else "gradients and their graphs"
         return Answer(
             "gradient-graph",
@@ -30,7 +30,10 @@ def diagnose(group: HeldGroup) -> Answer | None:
             "stores none in .grad; or set .grad to None after their last use",
             code="torch.autograd.grad(loss, parameters, create_graph=True)",
         )
-    if _is_of_this_call(group, holder):
+    nameless = holder.root is HolderRoot.OUTSIDE
+    if nameless and any(block.earlier for block in group.blocks):
+        return None  # what keeps it is unknown
+    if nameless or _is_of_this_call(group, holder):
         return Answer(
             "evaluation-with-graph",
             f"{size} from {group.main.made_at} are saved for a backward pass, and none of this "
@@ -56,6 +59,13 @@ def diagnose(group: HeldGroup) -> Answer | None:
         code=".detach()",
         edit=EditKind.DETACH,
     )
+
+
+def _of_weights(holder: Holder) -> bool:
+    """Whether graphs that no name leads to accumulate into the memory: into weights that have
+    gradients with these graphs.
+    """
+    return holder.root is HolderRoot.OUTSIDE and holder.kept is Kept.VARIABLE
 
 
 def _name(holder: Holder) -> str:

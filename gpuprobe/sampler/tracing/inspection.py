@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from gpuprobe.model.io.codec import to_plain
 from gpuprobe.model.memory import TraceAction
+from gpuprobe.model.run.holders import Holder, HolderRoot
 from gpuprobe.model.trace import MemoryTrace
 
 REQUEST: Final = "GPUPROBE_INSPECT"
@@ -37,19 +39,23 @@ class Inspection:
         """Write what holds the blocks, and end the process without Python's shutdown. ``traces``
         returns those of the step so far.
         """
-        from gpuprobe.torch_support.holding.search import holders_of
+        from gpuprobe.torch_support.holding.search import holders_of, lasting_holders_of
 
         trace = next((one for one in traces() if one.device == self._device), None)
         places = {} if trace is None else self._addresses(trace)
         sizes = {(self._device, at): self._blocks[number][1] for at, number in places.items()}
         found = holders_of(sizes)
+        inner = {key: size for key, size in sizes.items() if _is_inner(found.get(key))}
+        lasting = lasting_holders_of(inner)
+        for key, one in lasting.items():
+            found[key] = _with_other_name(one, found[key])
         document = {
             "holders": {
                 str(places[key[1]]): to_plain(one)
                 for key, one in found.items()
                 if isinstance(key, tuple)
             },
-            "incomplete": found.incomplete,
+            "incomplete": found.incomplete or lasting.incomplete,
             "visited": found.visited,
         }
         self._result.write_text(json.dumps(document), encoding="utf-8")
@@ -76,6 +82,19 @@ class Inspection:
             if there.get(key):
                 found[there[key].pop(0)] = number
         return found
+
+
+def _is_inner(found: Holder | None) -> bool:
+    """Whether it is a variable of a function that runs, or waits."""
+    return found is not None and found.root in (HolderRoot.LOCAL, HolderRoot.GENERATOR)
+
+
+def _with_other_name(lasting: Holder, inner: Holder) -> Holder:
+    """The name that lasts, with that in the function that runs if it is another."""
+    if (lasting.name, lasting.function) == (inner.name, inner.function):
+        return inner
+    where = f" in {inner.function}" if inner.function else ""
+    return replace(lasting, also=f"{inner.name}{where}")
 
 
 def requested() -> Inspection | None:
