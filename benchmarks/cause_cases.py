@@ -12,8 +12,8 @@ each program and judges the first cause:
 * its *holder*: it begins with the name of the table's;
 * its *remedy*: a word of the table's remedies, for each rule (`_WORDS`).
 
-With ``--folder benchmarks/fresh_cases`` it does so with the cases that nobody had seen who wrote
-the rules: no rule is changed for one of them.
+With ``--folder benchmarks/fresh_cases`` (or ``fresh_cases_2``) it does so with cases that were
+frozen after the rules were written: no rule is changed for one of them.
 
 Usage: python benchmarks/cause_cases.py [--folder FOLDER] [--explain] [NAME...]
 (Python 3.11 or later)
