@@ -17,7 +17,7 @@ from gpuprobe.analysis.evaluation import WITH_GRADIENTS
 from gpuprobe.analysis.growth import MINIMUM_SHARE, Growth, keeper
 from gpuprobe.analysis.peak.needs import Biographies
 from gpuprobe.analysis.peak.peaks import HighWater, PeakSite, by_category, live_at, window_of
-from gpuprobe.causes.answer import Answer
+from gpuprobe.causes.answer import Answer, EditKind
 from gpuprobe.causes.find import Diagnosed, causes_at
 from gpuprobe.causes.groups import HeldGroup
 from gpuprobe.causes.rules import cycles, graphs
@@ -233,7 +233,8 @@ def _certain(
                 f"{human_bytes(group.bytes)} from {group.main.made_at} are kept for a backward "
                 f"pass that does not come: an evaluation runs with gradients{at}",
                 "run it without gradients",
-                code=_NO_GRAD,
+                _NO_GRAD,
+                EditKind.NO_GRAD_AT_CALL,
             ),
             kept_at=called or found.kept_at,
         )

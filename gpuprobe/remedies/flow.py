@@ -328,9 +328,7 @@ class _Reached:
         self._text = text
         self._nodes = [(node, self._scope(node)) for node in ast.walk(text.tree)]
         self._stores: dict[ast.AST, set[str]] = {
-            node: _assigned(node)
-            for node in ast.walk(text.tree)
-            if isinstance(node, _SCOPES)
+            node: _assigned(node) for node in ast.walk(text.tree) if isinstance(node, _SCOPES)
         }
         self._everywhere: set[str] = set()
         self._names: dict[ast.AST, set[str]] = {}
