@@ -44,7 +44,13 @@ from gpuprobe.api.remedies import (
 )
 from gpuprobe.catalogue.gpus import parse_spec
 from gpuprobe.causes.cache import Cache, CachedMemory
-from gpuprobe.causes.edits import EditCandidate, candidates, files_of, without_option
+from gpuprobe.causes.edits import (
+    EditCandidate,
+    candidates,
+    files_of,
+    stored_name,
+    without_option,
+)
 from gpuprobe.causes.find import (
     LEAST_EFFECT,
     Diagnosed,
@@ -53,6 +59,7 @@ from gpuprobe.causes.find import (
     searched_at,
 )
 from gpuprobe.causes.groups import LEAST
+from gpuprobe.causes.lines import capture_line, storing_line
 from gpuprobe.causes.recorded import (
     cause_of,
     certain_causes,
@@ -61,6 +68,7 @@ from gpuprobe.causes.recorded import (
     recorded_holders,
     unneeded,
 )
+from gpuprobe.causes.rules import graphs
 from gpuprobe.causes.rules.fragments import FRAGMENTS
 from gpuprobe.causes.rules.joins import GROWN
 from gpuprobe.causes.variables import Variables
@@ -148,6 +156,7 @@ class _Explaining:
         """``stack`` closes what is opened."""
         self._stack = stack
         self._trials: RemedyTrials | None = None
+        self._variables = Variables()
         self._subject = subject
         self._folder = folder
         self._notify = notify
@@ -189,7 +198,7 @@ class _Explaining:
             mark.event,
             recorded_holders(mark) if holders is None else holders,
             failed=failed,
-            variable=Variables().assigned,
+            variable=self._variables.assigned,
             otherwise=unneeded if holders is None else None,
         )
         if not failed:
@@ -361,7 +370,8 @@ class _Explaining:
                 cause_of(one, Effect(Certainty.UNTRIED, peak, _FAILED)) for one in diagnosed
             )
         causes = []
-        for one in diagnosed:
+        for found in diagnosed:
+            one = self._refined(found)
             effect = Effect(Certainty.REPLAYED, peak, one.without, one.assumed)
             edits = self._edits(one)
             for candidate in edits if self._ended is RunEnd.COMPLETE else ():
@@ -369,7 +379,8 @@ class _Explaining:
                     effect = self._tried(candidate, effect)
             if effect.certainty is Certainty.TRIED and _saves_little(effect):
                 continue  # other memory is as high a moment later
-            causes.append(cause_of(one, effect, _kept_at(one, edits)))
+            kept_at = _kept_at(one, edits) or _stored_at(one, files_of(one, self._script))
+            causes.append(cause_of(one, effect, kept_at))
         return tuple(causes)
 
     def _cached(self, site: PeakSite, *, failed: bool) -> Iterator[MemoryCause]:
@@ -397,7 +408,7 @@ class _Explaining:
                 made_at=one.made_at,
                 last_use=None,
                 holder=None,
-                kept_at=one.kept_at,
+                kept_at=one.kept_at or _captured_at(one.common),
                 sentence=one.answer.sentence,
                 remedy=one.answer.remedy,
                 code=one.answer.code,
@@ -446,9 +457,8 @@ class _Explaining:
         return None
 
     def _option_edits(self, one: CachedMemory) -> Iterator[EditCandidate]:
-        script = "" if self._subject.module else os.path.realpath(self._subject.target)
         made = one.made_at.file if isinstance(one.made_at, Place) else ""
-        for path in dict.fromkeys(name for name in (script, made) if name):
+        for path in dict.fromkeys(name for name in (self._script, made) if name):
             text = _text(path)
             if text is not None:
                 for edit in without_option(text, one.option):
@@ -468,10 +478,31 @@ class _Explaining:
             )
         return self._trials
 
+    @property
+    def _script(self) -> str:
+        """The program's file; empty for a module."""
+        return "" if self._subject.module else os.path.realpath(self._subject.target)
+
+    def _refined(self, found: Diagnosed) -> Diagnosed:
+        """The cause, with what the program's source has about it."""
+        for path in files_of(found, self._script):
+            text = _text(path)
+            answer = None if text is None else graphs.retained(found.group, text)
+            if answer is not None:
+                return found._replace(answer=answer)
+        if found.answer.rule == graphs.OF_THIS_CALL:
+            name = self._variables.accumulated(found.group.main.frames)
+            if name:
+                sentence = (
+                    f"{found.answer.sentence}; the graph of {name}, which is computed from its "
+                    "earlier values, keeps them"
+                )
+                return found._replace(answer=replace(found.answer, sentence=sentence))
+        return found
+
     def _edits(self, found: Diagnosed) -> list[EditCandidate]:
         """The edits that can be tried for a cause."""
-        script = "" if self._subject.module else os.path.realpath(self._subject.target)
-        for path in files_of(found, script):
+        for path in files_of(found, self._script):
             text = _text(path)
             edits = [] if text is None else candidates(found, path, text)
             if edits:
@@ -537,6 +568,27 @@ def _kept_at(found: Diagnosed, edits: Sequence[EditCandidate]) -> Place | None:
         if isinstance(candidate.edit, (CloneStored, Detach, ToCpu)):
             return Place(candidate.path, LineNumber(candidate.edit.line))
     return found.kept_at
+
+
+def _stored_at(found: Diagnosed, files: Sequence[str]) -> Place | None:
+    """The line that stores what holds the memory, if only one line of these files does."""
+    name = stored_name(found.group.holder)
+    for path in files if name else ():
+        text = _text(path)
+        line = 0 if text is None else storing_line(text, name)
+        if line:
+            return Place(path, LineNumber(line))
+    return None
+
+
+def _captured_at(common: Sequence[Place]) -> Place | None:
+    """The line that captures graphs, or else the innermost of the lines that all have in common."""
+    for place in common:
+        text = _text(place.file)
+        line = 0 if text is None else capture_line(text, place.line)
+        if line:
+            return Place(place.file, LineNumber(line))
+    return next(iter(common), None)
 
 
 def _text(path: str) -> ProgramText | None:

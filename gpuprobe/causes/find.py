@@ -66,7 +66,7 @@ def causes_at(
         live = LiveMemory(lives, event, holders, variable)
         # Of memory whose end would come too late, why that is counts, not its size.
         late = {b.row for one in found if peak - one.without >= least for b in one.group.blocks}
-        found += [one for _, one in _larger(live) if 2 * one.group.outside(late) > one.group.bytes]
+        found += [one for _, one in _larger(live) if 2 * one.group.outside(late) >= one.group.bytes]
     known: set[int] = set()
     # What a remedy saves counts, but not what it saves of others' memory.
     saved = {

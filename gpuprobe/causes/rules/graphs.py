@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from gpuprobe.causes.answer import Answer, EditKind
 from gpuprobe.causes.groups import HeldGroup
+from gpuprobe.causes.lines import retaining_line
 from gpuprobe.causes.wording import kept_in
 from gpuprobe.model.run.holders import Holder, HolderRoot, Kept
 from gpuprobe.model.text import human_bytes
+from gpuprobe.remedies.text import ProgramText
 from gpuprobe.user_frames import Owner, owner_of
+
+OF_THIS_CALL: Final = "evaluation-with-graph"
+"""The rule of graphs of a call in progress."""
+
+_OR_NO_GRAD: Final = "; or compute it under torch.no_grad(), if nothing is trained with it"
 
 
 def diagnose(group: HeldGroup) -> Answer | None:
@@ -35,7 +44,7 @@ def diagnose(group: HeldGroup) -> Answer | None:
         return None  # what keeps it is unknown
     if nameless or _is_of_this_call(group, holder):
         return Answer(
-            "evaluation-with-graph",
+            OF_THIS_CALL,
             f"{size} from {group.main.made_at} are saved for a backward pass, and none of this "
             "forward pass comes",
             "run it under torch.no_grad()",
@@ -47,7 +56,7 @@ def diagnose(group: HeldGroup) -> Answer | None:
             "kept-graphs",
             f"{size} are saved for backward passes that do not come: each tensor in "
             f"{kept_in(holder)} keeps its autograd graph",
-            "store it without its graph: .detach(), or .item() for a number",
+            f"store it without its graph: .detach(), or .item() for a number{_OR_NO_GRAD}",
             code=".detach()",
             edit=EditKind.DETACH,
         )
@@ -55,9 +64,31 @@ def diagnose(group: HeldGroup) -> Answer | None:
         "kept-graph",
         f"{size} are saved for a backward pass that does not come: {holder.place} keeps the "
         "autograd graph that it was computed by",
-        "keep it without its graph: .detach(), or .item() for a number",
+        f"keep it without its graph: .detach(), or .item() for a number{_OR_NO_GRAD}",
         code=".detach()",
         edit=EditKind.DETACH,
+    )
+
+
+def retained(group: HeldGroup, text: ProgramText) -> Answer | None:
+    """Memory that a backward pass has used and, by an argument in the file ``text``, not freed."""
+    holder = group.holder
+    if holder is None or holder.kept is not Kept.SAVED or not holder.path:
+        return None
+    if not group.main.phase.startswith("backward"):
+        return None
+    name = "".join(step.label for step in holder.path if step.label != ".grad_fn")
+    line = retaining_line(text, name)
+    if not line:
+        return None
+    return Answer(
+        "retained-graph",
+        f"{human_bytes(group.bytes)} were saved for a backward pass, which has used them: "
+        f"{name}.backward(retain_graph=True) at line {line} keeps the graph as long as "
+        f"{holder.place} exists",
+        "call it without retain_graph=True, at least the last time: the graph is freed as it is "
+        f"used; or delete {name} after it",
+        code=f"{name}.backward()",
     )
 
 

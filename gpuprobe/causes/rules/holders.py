@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from gpuprobe.causes.answer import Answer, EditKind
 from gpuprobe.causes.groups import HeldGroup
 from gpuprobe.causes.wording import kept_in
 from gpuprobe.model.run.holders import Holder, HolderRoot, Kept
 from gpuprobe.model.text import human_bytes
 from gpuprobe.user_frames import is_user_file
+
+_LEAST_IN_A_CALL: Final = 0.25
+"""The share of the tensors from which a variable of a call in progress, made in the same step, is a
+cause: programs that need all their memory have variables of a fifth."""
 
 
 def diagnose(group: HeldGroup) -> Answer | None:
@@ -39,6 +45,8 @@ def diagnose(group: HeldGroup) -> Answer | None:
         )
     if not holder.path or (main.phase == "backward" and not main.earlier):
         return None  # the backward pass that runs has just used it
+    if holder.function and not main.earlier and group.share < _LEAST_IN_A_CALL:
+        return None  # functions keep their variables until they return
     name = holder.path[0].label
     last = "" if main.last_use is None else f", last used at {main.last_use}"
     return Answer(

@@ -11,6 +11,8 @@ from gpuprobe.model.text import human_bytes
 
 GROWN = "grown-by-joining"
 _JOINS = ("cat", "stack")
+_REDUCTIONS = frozenset(("mean", "sum", "amax", "amin", "max", "min", "prod"))
+_REDUCED = 2  # two parts at least
 
 
 def diagnose(live: LiveMemory) -> Iterator[Excess]:
@@ -73,6 +75,16 @@ def _grown(live: LiveMemory, row: int, joined: set[int]) -> Excess:
     )
 
 
+def _reduced_by(live: LiveMemory, row: int) -> str:
+    """The operator that makes a much smaller result of a joined tensor, if no other uses it."""
+    if live.lives.first[row] != live.lives.last[row]:
+        return ""
+    made = live.made_by.get(live.lives.last[row])
+    name = live.text("last_name", row)
+    small = made is not None and _REDUCED * live.size[made] <= live.size[row]
+    return name if small and name in _REDUCTIONS else ""
+
+
 def _joined(live: LiveMemory, row: int, parts: list[int]) -> Excess:
     kept = all(live.lives.last[one] > live.now for one in parts)
     remedy = (
@@ -80,6 +92,12 @@ def _joined(live: LiveMemory, row: int, parts: list[int]) -> Excess:
         if kept
         else "write each part into a preallocated result as soon as it is computed"
     )
+    reduced = _reduced_by(live, row)
+    if reduced:
+        remedy = (
+            f"only {reduced} reads the result: reduce as the parts are computed (for a mean, add "
+            "each to a running sum), so that neither the parts nor the joined tensor are needed"
+        )
     return Excess(
         Answer(
             "joined-with-parts",
