@@ -68,7 +68,7 @@ from gpuprobe.causes.recorded import (
     recorded_holders,
     unneeded,
 )
-from gpuprobe.causes.rules import graphs
+from gpuprobe.causes.rules import graphs, holders
 from gpuprobe.causes.rules.fragments import FRAGMENTS
 from gpuprobe.causes.rules.joins import GROWN
 from gpuprobe.causes.variables import Variables
@@ -377,8 +377,11 @@ class _Explaining:
             for candidate in edits if self._ended is RunEnd.COMPLETE else ():
                 if effect.certainty is Certainty.REPLAYED:
                     effect = self._tried(candidate, effect)
-            if effect.certainty is Certainty.TRIED and _saves_little(effect):
-                continue  # other memory is as high a moment later
+            tried = effect.certainty is Certainty.TRIED
+            if (tried and _saves_little(effect)) or (
+                not tried and holders.is_usual(one.group, one.answer)
+            ):
+                continue  # other memory is as high a moment later, or may be
             kept_at = _kept_at(one, edits) or _stored_at(one, files_of(one, self._script))
             causes.append(cause_of(one, effect, kept_at))
         return tuple(causes)

@@ -106,7 +106,7 @@ class HeldGroup:
         return max((b for b in self.blocks if b.made_at == line), key=lambda block: block.bytes)
 
     def mostly_made_by(self, names: Collection[str]) -> bool:
-        """Whether some operators made most of it."""
+        """Whether these operators made most of the bytes."""
         return 2 * sum(b.bytes for b in self.blocks if b.made_by in names) > self.bytes
 
     def mostly(self, *found: Category) -> bool:

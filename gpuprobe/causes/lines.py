@@ -13,6 +13,7 @@ from gpuprobe.remedies.text import ProgramText
 _STORING: Final = frozenset(
     ("append", "appendleft", "add", "extend", "insert", "put", "put_nowait", "setdefault", "update")
 )
+_CONTAINERS: Final = frozenset(("dict", "list", "set", "deque", "defaultdict", "OrderedDict"))
 
 
 def storing_line(text: ProgramText, name: str) -> int:
@@ -70,7 +71,7 @@ def _elements(tree: ast.AST, name: str) -> Iterator[int]:
 
 
 def _assigned(tree: ast.AST, name: str) -> Iterator[int]:
-    """Lines that assign a value to this name that is no constant and no empty container."""
+    """Lines that assign a value to this name: no constant, and no empty container."""
     for node in ast.walk(tree):
         if not isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)) or node.value is None:
             continue
@@ -101,4 +102,4 @@ def _is_empty(node: ast.expr) -> bool:
         return not node.elts
     if isinstance(node, ast.Dict):
         return not node.keys
-    return isinstance(node, ast.Call) and not node.args and not node.keywords
+    return isinstance(node, ast.Call) and _name(node.func) in _CONTAINERS

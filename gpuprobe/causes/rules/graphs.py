@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from gpuprobe.causes.answer import Answer, EditKind
 from gpuprobe.causes.groups import HeldGroup
 from gpuprobe.causes.lines import retaining_line
@@ -13,10 +11,8 @@ from gpuprobe.model.text import human_bytes
 from gpuprobe.remedies.text import ProgramText
 from gpuprobe.user_frames import Owner, owner_of
 
-OF_THIS_CALL: Final = "evaluation-with-graph"
+OF_THIS_CALL = "evaluation-with-graph"
 """The rule of graphs of a call in progress."""
-
-_OR_NO_GRAD: Final = "; or compute it under torch.no_grad(), if nothing is trained with it"
 
 
 def diagnose(group: HeldGroup) -> Answer | None:
@@ -56,7 +52,7 @@ def diagnose(group: HeldGroup) -> Answer | None:
             "kept-graphs",
             f"{size} are saved for backward passes that do not come: each tensor in "
             f"{kept_in(holder)} keeps its autograd graph",
-            f"store it without its graph: .detach(), or .item() for a number{_OR_NO_GRAD}",
+            "store it without its graph: .detach(), or .item() for a number",
             code=".detach()",
             edit=EditKind.DETACH,
         )
@@ -64,7 +60,7 @@ def diagnose(group: HeldGroup) -> Answer | None:
         "kept-graph",
         f"{size} are saved for a backward pass that does not come: {holder.place} keeps the "
         "autograd graph that it was computed by",
-        f"keep it without its graph: .detach(), or .item() for a number{_OR_NO_GRAD}",
+        "keep it without its graph: .detach(), or .item() for a number",
         code=".detach()",
         edit=EditKind.DETACH,
     )
