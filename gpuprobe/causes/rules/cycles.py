@@ -57,22 +57,11 @@ def _by_hooks(group: HeldGroup, holder: Holder) -> Answer:
     )
 
 
-_NOT_OWN: Final = frozenset(
-    (
-        "OrderedDict",
-        "dict",
-        "list",
-        "tuple",
-        "set",
-        "deque",
-        "partial",
-        "function",
-        "method",
-        "cell",
-    )
-)
+_CONTAINERS: Final = frozenset(("OrderedDict", "dict", "list", "tuple", "set", "deque", "cell"))
+_CALLED: Final = frozenset(("partial", "function", "method"))
+_TENSORS: Final = frozenset(("Tensor", "Parameter"))
 
 
 def _is_own(kind: str) -> bool:
     """Whether a type is the program's, by its name."""
-    return kind not in _NOT_OWN and "Backward" not in kind
+    return kind not in _CONTAINERS | _CALLED | _TENSORS and "Backward" not in kind

@@ -38,6 +38,14 @@ def diagnose(group: HeldGroup) -> Answer | None:
     nameless = holder.root is HolderRoot.OUTSIDE
     if nameless and any(block.earlier for block in group.blocks):
         return None  # what keeps it is unknown
+    if nameless and _by_autograd_grad(group):
+        return Answer(
+            OF_THIS_CALL,
+            f"{size} from {group.main.made_at} are saved for a backward pass, and none comes: "
+            "torch.autograd.grad made a graph of the gradients",
+            "pass create_graph=True only where a loss is computed from the gradients",
+            code="create_graph=model.training",
+        )
     if nameless or _is_of_this_call(group, holder):
         return Answer(
             OF_THIS_CALL,
@@ -85,6 +93,15 @@ def retained(group: HeldGroup, text: ProgramText) -> Answer | None:
         "call it without retain_graph=True, at least the last time: the graph is freed as it is "
         f"used; or delete {name} after it",
         code=f"{name}.backward()",
+    )
+
+
+def _by_autograd_grad(group: HeldGroup) -> bool:
+    """Whether `torch.autograd.grad` made it."""
+    return any(
+        frame.name == "grad"
+        and frame.filename.replace("\\", "/").endswith("torch/autograd/__init__.py")
+        for frame in group.main.frames
     )
 
 

@@ -19,7 +19,8 @@ _PRODUCTS: Final = frozenset(
     ("mm", "bmm", "addmm", "baddbmm", "_cdist_forward", "_euclidean_dist", "linear", "matmul")
 )
 _RESIZED: Final = ("upsample_", "_upsample_")
-_ROW_WISE: Final = frozenset(("_softmax", "_log_softmax", "softmax", "log_softmax"))
+_ROW_WISE: Final = frozenset(("_softmax", "softmax"))
+"""Not log-probabilities: `log_softmaxes` has them."""
 
 
 def diagnose(live: LiveMemory) -> Iterator[Excess]:
