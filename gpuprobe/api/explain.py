@@ -43,6 +43,7 @@ from gpuprobe.api.remedies import (
     UntriedRemedy,
 )
 from gpuprobe.catalogue.gpus import parse_spec
+from gpuprobe.causes.answer import EditKind
 from gpuprobe.causes.cache import Cache, CachedMemory
 from gpuprobe.causes.edits import (
     EditCandidate,
@@ -59,7 +60,7 @@ from gpuprobe.causes.find import (
     searched_at,
 )
 from gpuprobe.causes.groups import LEAST
-from gpuprobe.causes.lines import capture_line, storing_line
+from gpuprobe.causes.lines import capture_line, loop_line, storing_line
 from gpuprobe.causes.recorded import (
     cause_of,
     certain_causes,
@@ -68,7 +69,7 @@ from gpuprobe.causes.recorded import (
     recorded_holders,
     unneeded,
 )
-from gpuprobe.causes.rules import graphs, holders
+from gpuprobe.causes.rules import graphs
 from gpuprobe.causes.rules.fragments import FRAGMENTS
 from gpuprobe.causes.rules.joins import GROWN
 from gpuprobe.causes.variables import Variables
@@ -91,6 +92,9 @@ BUDGET: Final = 120.0
 """Seconds for all runs of an explanation, by default."""
 
 _MOST_CAUSES: Final = 5
+_LEAST_SETTING: Final = 0.3
+"""The share of reserved memory that a setting has to save: an evaluation with another batch size
+than training has fragments of a quarter."""
 _MOST_SOURCE: Final = 1 << 20  # bytes of a file that is edited
 _FAILED: Final = Unavailable("what the program would allocate next was not tried")
 _NEVER_SEARCHED: Final = (
@@ -373,15 +377,17 @@ class _Explaining:
         for found in diagnosed:
             one = self._refined(found)
             effect = Effect(Certainty.REPLAYED, peak, one.without, one.assumed)
+            useless = False
             edits = self._edits(one)
             for candidate in edits if self._ended is RunEnd.COMPLETE else ():
                 if effect.certainty is Certainty.REPLAYED:
                     effect = self._tried(candidate, effect)
-            tried = effect.certainty is Certainty.TRIED
-            if (tried and _saves_little(effect)) or (
-                not tried and holders.is_usual(one.group, one.answer)
-            ):
-                continue  # other memory is as high a moment later, or may be
+                if effect.certainty is Certainty.TRIED and _saves_little(effect):
+                    note = "an edit was tried, and saves less"
+                    effect = Effect(Certainty.REPLAYED, peak, one.without, one.assumed, note=note)
+                    useless = one.answer.edit is EditKind.DELETE
+            if useless and effect.certainty is not Certainty.TRIED:
+                continue  # other memory is as high a moment later
             kept_at = _kept_at(one, edits) or _stored_at(one, files_of(one, self._script))
             causes.append(cause_of(one, effect, kept_at))
         return tuple(causes)
@@ -411,7 +417,7 @@ class _Explaining:
                 made_at=one.made_at,
                 last_use=None,
                 holder=None,
-                kept_at=one.kept_at or _captured_at(one.common),
+                kept_at=one.kept_at or _captured_at(one.common, in_order=one.in_order),
                 sentence=one.answer.sentence,
                 remedy=one.answer.remedy,
                 code=one.answer.code,
@@ -438,7 +444,7 @@ class _Explaining:
         after = _peak_of(load(path))[0].reserved
         if isinstance(after, Unavailable):
             return None
-        if not failed and after.at_most > (1 - LEAST) * most:
+        if not failed and after.at_most > (1 - _LEAST_SETTING) * most:
             return None
         note = "with it the program ends without an error" if failed else ""
         return Effect(Certainty.TRIED, most, after.at_most, reserved=True, note=note)
@@ -584,13 +590,16 @@ def _stored_at(found: Diagnosed, files: Sequence[str]) -> Place | None:
     return None
 
 
-def _captured_at(common: Sequence[Place]) -> Place | None:
-    """The line that captures graphs, or else the innermost of the lines that all have in common."""
+def _captured_at(common: Sequence[Place], *, in_order: bool) -> Place | None:
+    """The line that captures graphs, or else the innermost of the lines that all have in common.
+    ``in_order``: the loop around the capture, if there is one.
+    """
     for place in common:
         text = _text(place.file)
         line = 0 if text is None else capture_line(text, place.line)
-        if line:
-            return Place(place.file, LineNumber(line))
+        if text is not None and line:
+            loop = loop_line(text, line) if in_order else 0
+            return Place(place.file, LineNumber(loop or line))
     return next(iter(common), None)
 
 

@@ -36,6 +36,8 @@ class CachedMemory:
     made_at: Place | NoPlace
     common: tuple[Place, ...] = ()
     """The lines on whose behalf all of it was reserved, innermost first."""
+    in_order: bool = False
+    """Whether the order of the captures is to be changed."""
     kept_at: Place | None = None
     setting: str = ""
     """Allocator settings."""

@@ -8,7 +8,7 @@ import ast
 from collections.abc import Iterator
 from typing import Final
 
-from gpuprobe.remedies.text import ProgramText
+from gpuprobe.remedies.text import FUNCTIONS, LOOPS, ProgramText
 
 _STORING: Final = frozenset(
     ("append", "appendleft", "add", "extend", "insert", "put", "put_nowait", "setdefault", "update")
@@ -55,6 +55,16 @@ def capture_line(text: ProgramText, line: int) -> int:
         )
     ]
     return max(lines, default=0)
+
+
+def loop_line(text: ProgramText, line: int) -> int:
+    """The line of the innermost loop around a line, in its function; 0 if there is none."""
+    lines = [0]
+    for node in ast.walk(text.tree):
+        around = getattr(node, "lineno", 0) <= line <= (getattr(node, "end_lineno", 0) or 0)
+        if around and isinstance(node, (*LOOPS, *FUNCTIONS)):
+            lines.append(node.lineno if isinstance(node, LOOPS) else -node.lineno)
+    return max(0, max(lines, key=abs))
 
 
 def _elements(tree: ast.AST, name: str) -> Iterator[int]:

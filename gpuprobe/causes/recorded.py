@@ -20,7 +20,7 @@ from gpuprobe.analysis.peak.peaks import HighWater, PeakSite, by_category, live_
 from gpuprobe.causes.answer import Answer, EditKind
 from gpuprobe.causes.find import Diagnosed, causes_at
 from gpuprobe.causes.groups import HeldGroup
-from gpuprobe.causes.rules import cycles, graphs, holders
+from gpuprobe.causes.rules import cycles, graphs
 from gpuprobe.causes.rules.gradients import LATE_GRADIENTS
 from gpuprobe.causes.wording import kept_in
 from gpuprobe.errors import DataError
@@ -137,20 +137,16 @@ def causes_in(site: PeakSite, mark: HighWater) -> tuple[MemoryCause, ...] | Unav
     event = mark.event
     error = None if site.rank.end is None else site.rank.end.error
     failures = [at for at, action in enumerate(mark.ledger.trace.events.action) if action == _OOM]
-    held = recorded_holders(mark)
+    holders = recorded_holders(mark)
     if error is not None and error.out_of_memory and failures:
         mark = live_at(mark.ledger, failures[-1])
         event = mark.event
-        found = list(islice(causes_at(lives, event, held, failed=True), _MOST))
+        found = list(islice(causes_at(lives, event, holders, failed=True), _MOST))
         if found:
             untried = Effect(Certainty.UNTRIED, mark.allocated, _FAILED)
             return tuple(cause_of(one, untried) for one in found)
         lives = _Failed(mark, _begin_of_step_before(site, mark))
-    every = (
-        one
-        for one in certain_causes(site, lives, causes_at(lives, event, held, otherwise=unneeded))
-        if not holders.is_usual(one.group, one.answer)
-    )
+    every = certain_causes(site, lives, causes_at(lives, event, holders, otherwise=unneeded))
     return tuple(
         cause_of(one, Effect(Certainty.REPLAYED, mark.allocated, one.without, one.assumed))
         for one in islice(every, _MOST)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuprobe.causes.lines import capture_line, retaining_line, storing_line
+from gpuprobe.causes.lines import capture_line, loop_line, retaining_line, storing_line
 from gpuprobe.remedies.text import ProgramText
 
 PROGRAM = """\
@@ -60,6 +60,26 @@ def test_several_lines_or_none_are_no_line(name: str) -> None:
 def test_the_backward_pass_that_keeps_its_graph() -> None:
     assert retaining_line(TEXT, "loss") == line_of("retain_graph=True")
     assert retaining_line(TEXT, "other") == 0
+
+
+LOOPS = """\
+for epoch in range(2):
+    for size in (1, 2):
+        with capture():
+            run()
+
+def once():
+    run()
+
+while True:
+    def each():
+        run()
+"""
+
+
+@pytest.mark.parametrize(("line", "loop"), [(4, 2), (3, 2), (1, 1), (7, 0), (11, 0)])
+def test_the_loop_around_a_line(line: int, loop: int) -> None:
+    assert loop_line(ProgramText("train.py", LOOPS.encode()), line) == loop
 
 
 def test_the_capture_around_a_line() -> None:

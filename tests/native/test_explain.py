@@ -58,7 +58,7 @@ VARIABLE = (
 def train(steps):
     for step in range(steps):
         x = torch.randn(4096, 64, device="cuda")
-        big = torch.randn(16 * 2048, 64, device="cuda")
+        big = torch.randn(96 * 2048, 64, device="cuda")
         total = big.sum()
         loss = net(x).abs().mean()
         optimizer.zero_grad()

@@ -47,4 +47,5 @@ def diagnose(cache: Cache) -> Iterator[CachedMemory]:
         len(segments),
         line,
         common=cache.common_lines(segments),
+        in_order=len(pools) == 1,
     )

@@ -79,8 +79,9 @@ def retained(group: HeldGroup, text: ProgramText) -> Answer | None:
     holder = group.holder
     if holder is None or holder.kept is not Kept.SAVED or not holder.path:
         return None
-    if not group.main.phase.startswith("backward"):
-        return None
+    phase = group.main.phase
+    if not phase.startswith("backward") and (phase or not group.main.earlier):
+        return None  # of one of an earlier step, this trace does not have the last use
     name = "".join(step.label for step in holder.path if step.label != ".grad_fn")
     line = retaining_line(text, name)
     if not line:
@@ -91,7 +92,7 @@ def retained(group: HeldGroup, text: ProgramText) -> Answer | None:
         f"{name}.backward(retain_graph=True) at line {line} keeps the graph as long as "
         f"{holder.place} exists",
         "call it without retain_graph=True, at least the last time: the graph is freed as it is "
-        f"used; or delete {name} after it",
+        "used; or delete all that refers to this loss after it",
         code=f"{name}.backward()",
     )
 

@@ -11,13 +11,9 @@ from gpuprobe.model.run.holders import Holder, HolderRoot, Kept
 from gpuprobe.model.text import human_bytes
 from gpuprobe.user_frames import is_user_file
 
-VARIABLE = "live-variable"
-"""The rule of memory that a variable keeps."""
-
-_LEAST_IN_A_CALL: Final = 0.25
-"""The share of the tensors from which a variable of a call in progress, made in the same step, is a
-cause without a trial: functions keep their variables until they return, and programs that need all
-their memory have variables of a fifth."""
+_LEAST_OF_A_STEP: Final = 0.2
+"""The share of the tensors from which a variable of the same step is a cause: a loop or function
+keeps its variables until it ends, and programs that need all their memory have some of a sixth."""
 
 
 def diagnose(group: HeldGroup) -> Answer | None:
@@ -49,22 +45,18 @@ def diagnose(group: HeldGroup) -> Answer | None:
         )
     if not holder.path or (main.phase == "backward" and not main.earlier):
         return None  # the backward pass that runs has just used it
+    if not main.earlier and group.share < _LEAST_OF_A_STEP:
+        return None
     name = holder.path[0].label
     last = "" if main.last_use is None else f", last used at {main.last_use}"
     return Answer(
-        VARIABLE,
+        "live-variable",
         f"{size} from {main.made_at} are {used}{last}: the variable {_variable(holder, name)} "
         "keeps them",
         f"delete it after its last use: del {name}",
         code=f"del {name}",
         edit=EditKind.DELETE,
     )
-
-
-def is_usual(group: HeldGroup, answer: Answer) -> bool:
-    """Whether it is a variable as most functions have some: its deletion has to be tried."""
-    made_now = not group.main.earlier and group.holder is not None and bool(group.holder.function)
-    return answer.rule == VARIABLE and made_now and group.share < _LEAST_IN_A_CALL
 
 
 def _variable(holder: Holder, name: str) -> str:

@@ -25,6 +25,8 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
         both = min(live.size[row], live.bytes_of(parts))
         if not parts or 2 * both < live.size[row]:
             continue
+        if live.for_backward(row):
+            continue  # the backward pass needs it, as a skip connection of a U-Net
         largest = max(parts, key=lambda one: live.size[one])
         if live.ledger.stack[largest] == live.ledger.stack[row]:
             yield _grown(live, row, joined)

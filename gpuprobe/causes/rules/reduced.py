@@ -69,6 +69,7 @@ def _results(live: LiveMemory, roots: list[int]) -> tuple[set[int], int]:
     by row; and the bytes that remain at most.
     """
     requested = live.ledger.requested
+    widths = live.column("width")
     found: set[int] = set()
     most = 0
     for root in roots:
@@ -77,8 +78,10 @@ def _results(live: LiveMemory, roots: list[int]) -> tuple[set[int], int]:
         while ready:
             row = ready.pop()
             for product in live.products.get(row, ()):
-                same = live.how(product) in (Made.POINTWISE, Made.COPY) or (
-                    live.text("made_name", product) in _ROW_WISE
+                wider = widths[row] and widths[product] > widths[row]  # `conversions` has it
+                same = not wider and (
+                    live.how(product) in (Made.POINTWISE, Made.COPY)
+                    or live.text("made_name", product) in _ROW_WISE
                 )
                 if same and 2 * requested[product] >= requested[root]:
                     if product not in group:
