@@ -14,7 +14,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 MIB = 1 << 20
 
 HEAD = """\
-import os, torch
+import os, threading, torch
 from torch.utils.data import DataLoader, TensorDataset
 model = torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.GELU(), torch.nn.Linear(1024, 8))
 model.cuda()
@@ -82,6 +82,9 @@ def test_the_evaluation_after_an_epoch_is_part_of_the_peak(tmp_path: Path) -> No
 
 
 CHANGES = """
+    thread = threading.Thread(target=lambda: open("best.pt", "w"))
+    thread.start()
+    thread.join()
     for change in (
         lambda: torch.save(model.state_dict(), "best.pt"),
         lambda: open("best.pt", "w"),
