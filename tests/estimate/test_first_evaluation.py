@@ -147,6 +147,32 @@ def test_what_follows_the_epoch_never_fails_the_estimate(tmp_path: Path, loop: s
     assert LOOPS[loop] in assumed(found).replace(f"{tmp_path}/", "")
 
 
+BY_HAND = """
+for batch in data[:][0].cuda().split(32):
+    loss = model(batch).square().mean()
+    STEP
+    with torch.no_grad():
+        for parameter, gradient in zip(model.parameters(), gradients):
+            parameter -= 0.1 * gradient
+open("ended", "w")
+"""
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "loss.backward(); gradients = [p.grad for p in model.parameters()]",
+        "gradients = torch.autograd.grad(loss, model.parameters())",
+    ],
+)
+def test_a_program_without_an_optimizer_is_stopped_too(tmp_path: Path, step: str) -> None:
+    head = HEAD.replace("optimizer = torch.optim.SGD(model.parameters(), lr=0.1)", "")
+    found = estimate(tmp_path, head + BY_HAND.replace("STEP", step))
+    assert found["steps"] == 3
+    assert "after step 3 (--steps), counted by backward passes" in assumed(found)
+    assert not (tmp_path / "ended").exists()
+
+
 def test_a_batch_that_was_read_ahead_is_trained(tmp_path: Path) -> None:
     """As Accelerate does, which gives a batch when it has the next one."""
     text = program("pass").replace(
