@@ -147,6 +147,21 @@ def test_what_follows_the_epoch_never_fails_the_estimate(tmp_path: Path, loop: s
     assert LOOPS[loop] in assumed(found).replace(f"{tmp_path}/", "")
 
 
+def test_a_checkpoint_of_the_user_is_not_replaced(tmp_path: Path) -> None:
+    """In the steps, too, where the values that it would have were not computed."""
+    last = tmp_path / "last.pt"
+    last.write_text("trained for a week")
+    text = HEAD + (
+        "\nfor (batch,) in DataLoader(data, 32):\n    train(batch)\n"
+        "    torch.save(model.state_dict(), 'last.pt')\n    torch.save({}, 'new.pt')\n"
+    )
+    found = estimate(tmp_path, text)
+    assert last.read_text() == "trained for a week"
+    assert (tmp_path / "new.pt").stat().st_size > 0
+    kept = "last.pt is kept: what the program saves there is not written"
+    assert [text for text in found["assumed"] if " is kept" in text] == [kept]
+
+
 BY_HAND = """
 for batch in data[:][0].cuda().split(32):
     loss = model(batch).square().mean()
