@@ -40,26 +40,6 @@ def wrap_torch_writer(before: Callable[[str], str | None]) -> Callable[[], None]
     return patch(torch._C, "PyTorchFileWriter", writer)
 
 
-class KeptFiles:
-    """Files that existed before a program and that its `torch.save` would replace: what it saves
-    there is written nowhere. ``paths``: theirs, in order.
-    """
-
-    def __init__(self) -> None:
-        self._made: set[str] = set()
-        self.paths: list[str] = []
-
-    def instead(self, path: str) -> str | None:
-        """The path to write instead of this one; None for the path itself."""
-        whole = os.path.realpath(path)
-        if whole in self._made or not Path(whole).is_file():
-            self._made.add(whole)
-            return None
-        if path not in self.paths:
-            self.paths.append(path)
-        return os.devnull
-
-
 def _opened(arguments: Sequence[Any]) -> Changes:
     path, mode, flags = arguments
     if isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC):

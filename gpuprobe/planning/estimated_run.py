@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +20,6 @@ from gpuprobe.errors import (
     UsageError,
     ValueNeeded,
 )
-from gpuprobe.file_changes import KeptFiles, wrap_torch_writer
 from gpuprobe.model.plans.estimate import Estimate
 from gpuprobe.model.plans.request import EstimateRequest
 from gpuprobe.native.measurement import NativeMeasurement
@@ -150,19 +149,12 @@ class EstimatedProgram(EstimatedFunction):
             limit(self._steps, lambda: self._end(measured)) as optimized,
             limit_without_optimizer(self._steps, lambda: self._end(measured)) as passed,
             scratch_recording() as scratch,
-            ExitStack() as undo,
         ):
-            kept = KeptFiles()
-            undo.callback(wrap_torch_writer(kept.instead))
 
             def count() -> int:
                 return optimized() or passed()
 
             self._run(measured, scratch.parent, count)
-            for path in kept.paths:
-                measured.session.assume(
-                    f"{path} is kept: what the program saves there is not written"
-                )
             if not count():
                 _refuse_untrained(measured)
             processes = started_processes(scratch.parent, measured.models())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -212,3 +213,17 @@ def test_a_decision_by_the_result_needs_no_second_run(tmp_path: Path) -> None:
     assert found["compute_why"] == "no line of the script decides by them"
     assert peaks(found)["evaluation"] > 20480 * 4096 * 4
     assert not found["causes"]  # it runs without gradients
+
+
+@pytest.mark.parametrize("compute", ["shapes", "real"])
+def test_a_run_without_values_replaces_no_checkpoint(tmp_path: Path, compute: str) -> None:
+    """`gpuprobe run --gpu`: with all values, the program's files are as without gpuprobe."""
+    last = tmp_path / "last.pt"
+    last.write_text("trained for a week")
+    os.utime(last, (1, 1))
+    (tmp_path / "train.py").write_text(HEAD + "\ntorch.save(model.state_dict(), 'last.pt')\n")
+    words = ("run", "--gpu", "t4", "--compute", compute, "train.py")
+    assert warm_python.gpuprobe(*words, cwd=tmp_path).returncode == 0
+    done = warm_python.gpuprobe("report", "train.gpuprobe", "-v", cwd=tmp_path)
+    is_kept = last.read_bytes() == b"trained for a week"
+    assert is_kept == ("last.pt is kept" in done.stdout) == (compute == "shapes"), done.stdout
