@@ -6,11 +6,11 @@ import gc
 import json
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from time import time
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from gpuprobe.catalogue.gpu_model import GpuModel
@@ -155,7 +155,7 @@ class NativeSession:
         self._computed: Values | None = None  # as `_values`, also after `stop`
         self.runtime: process.Runtime | None = None
         self._launches: NativeLaunches | None = None
-        self._began = time.time()
+        self._began = time()
         self._end_keeping: Callable[[], None] = lambda: None
         self._end_counting: Callable[[], None] = lambda: None
         self._end_listing: Callable[[], None] = lambda: None
