@@ -39,7 +39,12 @@ from gpuprobe.recording.files import scratch_recording
 from gpuprobe.recording.load import load
 from gpuprobe.recording.writer import RecordingWriter
 from gpuprobe.sampler.environment import as_rank
-from gpuprobe.sampler.hooks.optimizer_steps import Enough, limit
+from gpuprobe.sampler.hooks.optimizer_steps import (
+    Enough,
+    limit,
+    limit_without_optimizer,
+    made_optimizer,
+)
 from gpuprobe.sampler.processes.children import following
 from gpuprobe.sampler.program import Program, restored_if_it_fails, signals_restored
 from gpuprobe.sampler.recorder import Recorder
@@ -109,8 +114,8 @@ class EstimatedFunction:
 
 class EstimatedProgram(EstimatedFunction):
     """Runs a program until it ends or has made the requested optimizer steps, and the evaluation
-    that follows (`FirstEvaluation`), in a process alone. A second run raises `TooLarge` if this
-    machine's memory is too small for its tensors.
+    that follows (`FirstEvaluation`). A second run raises `TooLarge` if this machine's memory is too
+    small for its tensors.
     """
 
     unused = (
@@ -121,31 +126,34 @@ class EstimatedProgram(EstimatedFunction):
     def __init__(self, program: Program, request: EstimateRequest) -> None:
         super().__init__(program.run, request.steps)
         self._bounded = bool(request.why)
-        self._evaluation = FirstEvaluation() if request.ranks == 1 else None
+        self._evaluation = FirstEvaluation()
         self.handler = handler_of(program.argv[0])
 
     def progress(self, report: Progress | None) -> Progress | None:
         """``report``, and the evaluation after it."""
-        evaluation = self._evaluation
-        if evaluation is None:
-            return report
 
         def phase(step: int, path: str) -> None:
             if report is not None:
                 report(step, path)
-            evaluation.phase(path)
+            self._evaluation.phase(path)
 
         return phase
 
     def __call__(self, measured: NativeMeasurement, recorder: Recorder) -> int:
-        """Run the program; returns how many optimizer steps it made."""
-        evaluation = self._evaluation
+        """Run the program; returns how many steps it made: of its optimizer, or backward passes if
+        it has none.
+        """
         with (
             restored_if_it_fails(),
-            nullcontext() if evaluation is None else evaluation.watch(),
-            limit(self._steps, lambda: self._end(measured)) as count,
+            self._evaluation.watch(),
+            limit(self._steps, lambda: self._end(measured)) as optimized,
+            limit_without_optimizer(self._steps, lambda: self._end(measured)) as passed,
             scratch_recording() as scratch,
         ):
+
+            def count() -> int:
+                return optimized() or passed()
+
             self._run(measured, scratch.parent, count)
             if not count():
                 _refuse_untrained(measured)
@@ -159,10 +167,10 @@ class EstimatedProgram(EstimatedFunction):
     def _end(self, measured: NativeMeasurement) -> BaseException | None:
         """The program has made its steps: what ends it; None if an evaluation may follow."""
         evaluation = self._evaluation
-        if evaluation is not None and evaluation.began:
+        if evaluation.began:
             evaluation.step()
             return None
-        if evaluation is not None and evaluation.begin():
+        if evaluation.begin():
             self.trained = NeededValues(*measured.unknown_read(), measured.session.refused())
             return None
         self._collect()
@@ -177,34 +185,36 @@ class EstimatedProgram(EstimatedFunction):
             started = following(ProcessRecorder(folder, self._steps))
             with interrupt_stalls(folder), started, signals_restored():
                 self._step()
-        except Enough as enough:
-            if evaluation is None or not evaluation.began:
-                self._stopped(measured, count(), isinstance(enough, Stalled))
-        except SystemExit as exit_:
-            if exit_.code not in (None, 0):
-                text = f"the program ended with exit code {exit_.code}"
-                if evaluation is None or not evaluation.began:
-                    raise _failed(measured, text) from None
-                evaluation.ended = f"it ended with exit code {exit_.code}"
-        except (GpuprobeError, UnknownValue) as error:
-            needs = isinstance(error, (ValueNeeded, UnknownValue))
-            if evaluation is None or not evaluation.began or not needs:
+        except (Exception, Enough, SystemExit, UnknownValue) as error:
+            if not evaluation.began:
+                self._ended(measured, error, count())
+            elif isinstance(error, GpuprobeError) and not isinstance(error, ValueNeeded):
                 raise
-            evaluation.ended = "it needed a value that was not computed"
-        except Exception as error:
-            if evaluation is None or not evaluation.began:
-                raise self._error(measured, error) from error
-            what = f"it failed at {place_in(error)} ({_described(error)})"
-            if isinstance(error, StopIteration):
-                what = f"it took another batch of the epoch at {place_in(error)}"
-            evaluation.ended = what
-        if evaluation is not None and evaluation.began:
+            else:
+                evaluation.ended = evaluation.ended or _end_of_evaluation(error)
+        if evaluation.began:
             self._collect()
             measured.session.assume(evaluation.assumption(self._steps))
+
+    def _ended(self, measured: NativeMeasurement, error: BaseException, steps: int) -> None:
+        """The program ended by an exception in its training, after ``steps``."""
+        if isinstance(error, Enough):
+            self._stopped(measured, steps, isinstance(error, Stalled))
+        elif isinstance(error, SystemExit):
+            if error.code not in (None, 0):
+                text = f"the program ended with exit code {error.code}"
+                raise _failed(measured, text) from None
+        elif isinstance(error, (GpuprobeError, UnknownValue)):
+            raise error
+        else:
+            assert isinstance(error, Exception)
+            raise self._error(measured, error) from error
 
     def _stopped(self, measured: NativeMeasurement, steps: int, stalled: bool) -> None:
         self.waits = stalled
         where = f"after step {steps} (--steps)"
+        if not made_optimizer():
+            where += ", counted by backward passes as it has no optimizer"
         if stalled:
             where = (
                 "where the program waited for a process that it had started, which was "
@@ -333,6 +343,20 @@ def _unused(run: EstimatedFunction, gpus: int) -> UsageError:
     )
 
 
+def _end_of_evaluation(error: BaseException) -> str:
+    """Why the program ended after its training, as a sentence about it."""
+    if isinstance(error, Stalled):
+        return "it waited for a process that had been stopped"
+    if isinstance(error, SystemExit):
+        return "" if error.code in (None, 0) else f"it ended with exit code {error.code}"
+    if isinstance(error, (ValueNeeded, UnknownValue)):
+        return "it needed a value that was not computed"
+    if isinstance(error, StopIteration):
+        return f"it took another batch of the epoch at {place_in(error)}"
+    assert isinstance(error, Exception)  # an Enough has its reason
+    return f"it failed at {place_in(error)} ({_described(error)})"
+
+
 def _described(error: Exception) -> str:
     """Its type and the first line of its message."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
@@ -359,11 +383,7 @@ def _refuse_untrained(measured: NativeMeasurement) -> None:
     decided, bounded = measured.unknown_read()
     if not (decided or bounded):
         return
-    kinds = [torch.optim.Optimizer]
-    for kind in kinds:
-        kinds += kind.__subclasses__()
-    # torch marks the method of a class as the first optimizer of that class is made.
-    if any(getattr(vars(kind).get("step"), "hooked", False) for kind in kinds):
+    if made_optimizer():
         place = decided or bounded
         raise ValueNeeded(
             f"no training step was made, after {place} decided by a value that was not computed",
