@@ -37,7 +37,7 @@ class CachedMemory:
     common: tuple[Place, ...] = ()
     """The lines on whose behalf all of it was reserved, innermost first."""
     in_order: bool = False
-    """Whether the order of the captures is to be changed."""
+    """Whether the remedy is another order of the captures."""
     kept_at: Place | None = None
     setting: str = ""
     """Allocator settings."""
