@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from time import time
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from gpuprobe.catalogue.gpu_model import GpuModel
 from gpuprobe.catalogue.gpus import parse_spec
+from gpuprobe.clocks import time
 from gpuprobe.errors import GpuprobeError, TooLate, ValueNeeded
 from gpuprobe.file_changes import wrap_torch_writer
 from gpuprobe.model.text import human_bytes
