@@ -51,6 +51,17 @@ def joined() -> None:
     whole.sum()
 
 
+def skipped() -> None:  # both are read by a backward pass
+    def work(net: nn.Module, step: int) -> torch.Tensor:
+        first, second, third, _ = net  # type: ignore[misc]
+        inner = first(numbers(8192, 512)).relu()
+        deep = second(inner).relu()
+        whole = torch.cat([inner, deep], 1)
+        return (whole @ torch.cat([third.weight, third.weight])).square().mean()
+
+    _trained(1, work)
+
+
 def grown() -> None:
     kept = numbers(1, 1 << 18)
     for _ in range(16):
@@ -276,6 +287,7 @@ KINDS: dict[Callable[[], None], str] = {
     resized: "reduced-later",
     looked_up: "dense-embedding-gradient",
     looked_up_and_multiplied: "",
+    skipped: "",
 }
 
 
