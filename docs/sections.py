@@ -593,12 +593,8 @@ def gpus() -> str:
 
 SECTIONS: dict[str, Callable[[], str]] = {
     "blind-truth": partial(results_of, "blind_truth"),
-    "blind-truth-second": partial(results_of, "blind_truth", "second"),
     "serving-logs": partial(results_of, "serving_logs"),
-    "serving-table": partial(results_of, "serving_table"),
-    "serving-cost": partial(results_of, "serving_cost"),
     "step-time-truths": partial(results_of, "step_time_compare"),
-    "step-time-truths-second": partial(results_of, "step_time_compare", "second"),
     "layers": layers,
     "packages": packages,
     "gate-metrics": gate_metrics,
