@@ -44,7 +44,7 @@ DOCUMENT: Final = Document(
             ),
             "total": _range("total"),
             **keys("attributed by_category by_module by_line assumed not_modelled compiled"),
-            **keys("communication link per_node communication_time by_device by_rank"),
+            **keys("communication by_device by_rank"),
             **keys("suggestions not_tried smallest_gpus growth growth_advice phases causes model"),
             **keys("step_time cost"),
         },
@@ -58,17 +58,16 @@ DOCUMENT: Final = Document(
 * 2.1: ``compute`` and ``compute_why``.
 * 2.2: ``compiled``.
 * 2.3: ``communication``, ``rank`` and ``by_rank``.
-* 2.4: ``alike`` of each rank; ``nccl``, which ``total`` includes; ``link``, ``per_node`` and
-  ``communication_time``; ``verdict_why``, and a verdict for runs that have to release cached
-  memory; ``by_device``.
+* 2.4: ``alike`` of each rank; ``nccl``, which ``total`` includes; ``verdict_why``, and a
+  verdict for runs that have to release cached memory; ``by_device``.
 * 2.5: ``torch``; ``allocated``, a range.
 * 2.6: ``simulated_torch``; ``processes``, which ``total`` includes.
 * 2.7: ``engine``.
 * 2.8: ``suggestions``, ``not_tried`` and ``smallest_gpus``.
 * 2.9: ``growth``.
 * 2.10: ``growth_advice``; ``model``.
-* 3.0: ``engine`` and ``simulated_torch`` are gone: torch's own CUDA code runs, as installed.
-  ``schemas/estimate-3.json``.
+* 3.0: ``engine``, ``simulated_torch`` and times of communication are gone: torch's own CUDA code
+  runs, as installed. ``schemas/estimate-3.json``.
 * 3.1: ``phases``; ``causes``.
 * 3.2: ``step_time``; ``cost``.
 * 3.3: ``step_time.by_rank``, which is empty.
