@@ -1,1 +1,0 @@
-"""`doctor --distributed`: a check of a job's ranks, their collectives, clocks and links."""
