@@ -197,7 +197,7 @@ def _sarif(texts: list[str], folder: Path) -> int:
     from gpuprobe.reporters.ci import sarif
 
     stream = io.StringIO()
-    sarif.write(findings(texts), stream, str(folder), (), texts[0], elsewhere=texts[1])
+    sarif.write(findings(texts), stream, str(folder), texts[0], elsewhere=texts[1])
     harmless_json(stream.getvalue())
     return _shown(stream.getvalue(), harmless_sarif)
 
@@ -207,7 +207,7 @@ def _junit(texts: list[str], folder: Path) -> int:
 
     stream = io.StringIO()
     some = findings(texts)
-    junit.write(some, stream, suite=texts[0], passed=texts, known=some, failed=texts[1])
+    junit.write(some, stream, suite=texts[0], passed=texts, failed=texts[1])
     return _shown(stream.getvalue(), harmless_xml)
 
 
