@@ -111,15 +111,12 @@ class Enough(BaseException):
 
 
 @contextmanager
-def limit(steps: int, at_end: Callable[[], object] = lambda: None) -> Iterator[Callable[[], int]]:
-    """Raise `Enough` once every optimizer has made ``steps``, or one of them one more. ``at_end``
-    is called before, while the program still has all that it has.
+def limit(
+    steps: int, end: Callable[[], BaseException | None] = Enough
+) -> Iterator[Callable[[], int]]:
+    """Raise ``end()`` once every optimizer has made ``steps``, or one of them one more; as long as
+    it returns None, the program continues, and it is called after each further step.
     """
-
-    def end() -> BaseException:
-        at_end()
-        return Enough()
-
     most, remove = _count(steps, end)
     try:
         yield most
@@ -140,10 +137,10 @@ def exit_after(steps: int, on_end: Callable[[], object]) -> None:
 
 
 def _count(
-    steps: int, end: Callable[[], BaseException]
+    steps: int, end: Callable[[], BaseException | None]
 ) -> tuple[Callable[[], int], Callable[[], None]]:
-    """Raise ``end()`` after these steps, in this process. Returns a function for the largest number
-    of steps of an optimizer, and one that stops counting.
+    """`limit`, in this process. Returns a function for the largest number of steps of an optimizer,
+    and one that stops counting.
     """
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -158,7 +155,9 @@ def _count(
         counts[optimizer] = counts.get(optimizer, 0) + 1
         most = max(most, counts[optimizer])
         if min(counts.values()) >= steps or max(counts.values()) > steps:
-            raise end()
+            error = end()
+            if error is not None:
+                raise error
 
     return lambda: most, register_optimizer_step_post_hook(stepped).remove
 
