@@ -323,9 +323,6 @@ OUTPUTS: dict[str, Output] = {
     "report -v": _of_recording(["report", "X", "-v", "--top", "1000"], harmless_text),
     "report --json": _of_recording(["report", "X", "--json"], harmless_printed_json),
     "report --html": _of_recording(["report", "X", "--html", "r.html"], harmless_html, "r.html"),
-    "report --flamegraph": _of_recording(
-        ["report", "X", "--flamegraph", "f.html"], harmless_html, "f.html"
-    ),
     "report --perfetto": _perfetto,
     "report --snapshot": _snapshot,
     "in a notebook": _notebook,
@@ -372,7 +369,6 @@ OUTPUTS: dict[str, Output] = {
 }
 PAGES = {
     "report --html": "r.html",
-    "report --flamegraph": "f.html",
     "diff --html": "d.html",
     "check --html": "c.html",
     "hazards, HTML": "h.html",

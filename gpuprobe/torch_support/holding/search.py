@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from types import FrameType, ModuleType, TracebackType
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -138,9 +138,6 @@ def _most(found: Iterable[Holder]) -> tuple[Holder, ...]:
         ),
     )
     return tuple(ordered[:MOST_HOLDERS])
-
-
-_Group: TypeAlias = tuple[HolderRoot, str, str, str, tuple[str, ...]]
 
 
 def _grouped(found: Holders, sizes: dict[Key, int]) -> Iterator[Holder]:
