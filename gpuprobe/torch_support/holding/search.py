@@ -110,13 +110,12 @@ _LEAST: Final = 3
 def largest_holders(
     error: BaseException | None = None,
     frames: Iterable[FrameType] | None = None,
-    limits: SearchLimits | None = None,
 ) -> tuple[Holder, ...]:
     """The containers and variables of the program that keep the most memory, apart from weights and
     optimizer state: those with autograd graphs first.
     """
     with _Quiet():
-        search = _Search(None, frames, error, limits or SearchLimits(100_000, 1.0))
+        search = _Search(None, frames, error, SearchLimits(100_000, 1.0))
         found = search.run()
         return _most(_grouped(found, search.sizes))
 
