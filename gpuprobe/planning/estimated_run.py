@@ -109,8 +109,8 @@ class EstimatedFunction:
 
 class EstimatedProgram(EstimatedFunction):
     """Runs a program until it ends or has made the requested optimizer steps, and the evaluation
-    that follows (`FirstEvaluation`), in a process alone. A second run raises `TooLarge` if this
-    machine's memory is too small for its tensors.
+    that follows (`FirstEvaluation`). A second run raises `TooLarge` if this machine's memory is too
+    small for its tensors.
     """
 
     unused = (
@@ -121,28 +121,24 @@ class EstimatedProgram(EstimatedFunction):
     def __init__(self, program: Program, request: EstimateRequest) -> None:
         super().__init__(program.run, request.steps)
         self._bounded = bool(request.why)
-        self._evaluation = FirstEvaluation() if request.ranks == 1 else None
+        self._evaluation = FirstEvaluation()
         self.handler = handler_of(program.argv[0])
 
     def progress(self, report: Progress | None) -> Progress | None:
         """``report``, and the evaluation after it."""
-        evaluation = self._evaluation
-        if evaluation is None:
-            return report
 
         def phase(step: int, path: str) -> None:
             if report is not None:
                 report(step, path)
-            evaluation.phase(path)
+            self._evaluation.phase(path)
 
         return phase
 
     def __call__(self, measured: NativeMeasurement, recorder: Recorder) -> int:
         """Run the program; returns how many optimizer steps it made."""
-        evaluation = self._evaluation
         with (
             restored_if_it_fails(),
-            nullcontext() if evaluation is None else evaluation.watch(),
+            self._evaluation.watch(),
             limit(self._steps, lambda: self._end(measured)) as count,
             scratch_recording() as scratch,
         ):
@@ -159,10 +155,10 @@ class EstimatedProgram(EstimatedFunction):
     def _end(self, measured: NativeMeasurement) -> BaseException | None:
         """The program has made its steps: what ends it; None if an evaluation may follow."""
         evaluation = self._evaluation
-        if evaluation is not None and evaluation.began:
+        if evaluation.began:
             evaluation.step()
             return None
-        if evaluation is not None and evaluation.begin():
+        if evaluation.begin():
             self.trained = NeededValues(*measured.unknown_read(), measured.session.refused())
             return None
         self._collect()
@@ -177,30 +173,30 @@ class EstimatedProgram(EstimatedFunction):
             started = following(ProcessRecorder(folder, self._steps))
             with interrupt_stalls(folder), started, signals_restored():
                 self._step()
-        except Enough as enough:
-            if evaluation is None or not evaluation.began:
-                self._stopped(measured, count(), isinstance(enough, Stalled))
-        except SystemExit as exit_:
-            if exit_.code not in (None, 0):
-                text = f"the program ended with exit code {exit_.code}"
-                if evaluation is None or not evaluation.began:
-                    raise _failed(measured, text) from None
-                evaluation.ended = f"it ended with exit code {exit_.code}"
-        except (GpuprobeError, UnknownValue) as error:
-            needs = isinstance(error, (ValueNeeded, UnknownValue))
-            if evaluation is None or not evaluation.began or not needs:
+        except (Exception, Enough, SystemExit, UnknownValue) as error:
+            if not evaluation.began:
+                self._ended(measured, error, count())
+            elif isinstance(error, GpuprobeError) and not isinstance(error, ValueNeeded):
                 raise
-            evaluation.ended = "it needed a value that was not computed"
-        except Exception as error:
-            if evaluation is None or not evaluation.began:
-                raise self._error(measured, error) from error
-            what = f"it failed at {place_in(error)} ({_described(error)})"
-            if isinstance(error, StopIteration):
-                what = f"it took another batch of the epoch at {place_in(error)}"
-            evaluation.ended = what
-        if evaluation is not None and evaluation.began:
+            else:
+                evaluation.ended = evaluation.ended or _end_of_evaluation(error)
+        if evaluation.began:
             self._collect()
             measured.session.assume(evaluation.assumption(self._steps))
+
+    def _ended(self, measured: NativeMeasurement, error: BaseException, steps: int) -> None:
+        """The program ended by an exception in its training, after ``steps``."""
+        if isinstance(error, Enough):
+            self._stopped(measured, steps, isinstance(error, Stalled))
+        elif isinstance(error, SystemExit):
+            if error.code not in (None, 0):
+                text = f"the program ended with exit code {error.code}"
+                raise _failed(measured, text) from None
+        elif isinstance(error, (GpuprobeError, UnknownValue)):
+            raise error
+        else:
+            assert isinstance(error, Exception)
+            raise self._error(measured, error) from error
 
     def _stopped(self, measured: NativeMeasurement, steps: int, stalled: bool) -> None:
         self.waits = stalled
@@ -331,6 +327,20 @@ def _unused(run: EstimatedFunction, gpus: int) -> UsageError:
         hint="estimate what one of them runs, as a script; of a job with --ranks N"
         + ("; or more --steps than they make" if run.waits else ""),
     )
+
+
+def _end_of_evaluation(error: BaseException) -> str:
+    """Why the program ended after its training, as a sentence about it."""
+    if isinstance(error, Stalled):
+        return "it waited for a process that had been stopped"
+    if isinstance(error, SystemExit):
+        return "" if error.code in (None, 0) else f"it ended with exit code {error.code}"
+    if isinstance(error, (ValueNeeded, UnknownValue)):
+        return "it needed a value that was not computed"
+    if isinstance(error, StopIteration):
+        return f"it took another batch of the epoch at {place_in(error)}"
+    assert isinstance(error, Exception)  # an Enough has its reason
+    return f"it failed at {place_in(error)} ({_described(error)})"
 
 
 def _described(error: Exception) -> str:

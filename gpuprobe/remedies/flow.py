@@ -14,7 +14,7 @@ _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp)
 _INNER = (*FUNCTIONS, ast.ClassDef, ast.Lambda, ast.GeneratorExp)
 """Code that runs later, or with names that are visible elsewhere."""
 _SCOPES = (*FUNCTIONS, *_COMPREHENSIONS, ast.GeneratorExp)
-"""Code with its own variables."""
+"""Code that has variables which nothing around it has."""
 _FRAMES = frozenset(("locals", "vars", "eval", "exec", "dir", "globals"))
 """Functions that read variables by other means than their names."""
 
