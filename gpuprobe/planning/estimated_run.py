@@ -39,7 +39,12 @@ from gpuprobe.recording.files import scratch_recording
 from gpuprobe.recording.load import load
 from gpuprobe.recording.writer import RecordingWriter
 from gpuprobe.sampler.environment import as_rank
-from gpuprobe.sampler.hooks.optimizer_steps import Enough, limit
+from gpuprobe.sampler.hooks.optimizer_steps import (
+    Enough,
+    limit,
+    limit_without_optimizer,
+    made_optimizer,
+)
 from gpuprobe.sampler.processes.children import following
 from gpuprobe.sampler.program import Program, restored_if_it_fails, signals_restored
 from gpuprobe.sampler.recorder import Recorder
@@ -135,13 +140,20 @@ class EstimatedProgram(EstimatedFunction):
         return phase
 
     def __call__(self, measured: NativeMeasurement, recorder: Recorder) -> int:
-        """Run the program; returns how many optimizer steps it made."""
+        """Run the program; returns how many steps it made: of its optimizer, or backward passes if
+        it has none.
+        """
         with (
             restored_if_it_fails(),
             self._evaluation.watch(),
-            limit(self._steps, lambda: self._end(measured)) as count,
+            limit(self._steps, lambda: self._end(measured)) as optimized,
+            limit_without_optimizer(self._steps, lambda: self._end(measured)) as passed,
             scratch_recording() as scratch,
         ):
+
+            def count() -> int:
+                return optimized() or passed()
+
             self._run(measured, scratch.parent, count)
             if not count():
                 _refuse_untrained(measured)
@@ -201,6 +213,8 @@ class EstimatedProgram(EstimatedFunction):
     def _stopped(self, measured: NativeMeasurement, steps: int, stalled: bool) -> None:
         self.waits = stalled
         where = f"after step {steps} (--steps)"
+        if not made_optimizer():
+            where += ", counted by backward passes as it has no optimizer"
         if stalled:
             where = (
                 "where the program waited for a process that it had started, which was "
@@ -369,11 +383,7 @@ def _refuse_untrained(measured: NativeMeasurement) -> None:
     decided, bounded = measured.unknown_read()
     if not (decided or bounded):
         return
-    kinds = [torch.optim.Optimizer]
-    for kind in kinds:
-        kinds += kind.__subclasses__()
-    # torch marks the method of a class as the first optimizer of that class is made.
-    if any(getattr(vars(kind).get("step"), "hooked", False) for kind in kinds):
+    if made_optimizer():
         place = decided or bounded
         raise ValueNeeded(
             f"no training step was made, after {place} decided by a value that was not computed",

@@ -173,8 +173,8 @@ class FirstEvaluation:
             self._stop(f"it would change {os.path.relpath(path)}")
 
     def _is_own_doing(self) -> bool:
-        """Whether the program itself, in its own thread, is what runs now."""
-        if os.getpid() != self._process or threading.get_ident() != self._thread:
+        """Whether the program itself, in this process, is what runs now."""
+        if os.getpid() != self._process:
             return False
         frame: FrameType | None = sys._getframe(2)
         while frame is not None:

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 MIB = 1 << 20
 
 HEAD = """\
-import os, torch
+import os, threading, torch
 from torch.utils.data import DataLoader, TensorDataset
 model = torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.GELU(), torch.nn.Linear(1024, 8))
 model.cuda()
@@ -82,6 +82,9 @@ def test_the_evaluation_after_an_epoch_is_part_of_the_peak(tmp_path: Path) -> No
 
 
 CHANGES = """
+    thread = threading.Thread(target=lambda: open("best.pt", "w"))
+    thread.start()
+    thread.join()
     for change in (
         lambda: torch.save(model.state_dict(), "best.pt"),
         lambda: open("best.pt", "w"),
@@ -142,6 +145,32 @@ def test_what_follows_the_epoch_never_fails_the_estimate(tmp_path: Path, loop: s
     found = estimate(tmp_path, HEAD + "\n" + loop)
     assert found["steps"] == 3
     assert LOOPS[loop] in assumed(found).replace(f"{tmp_path}/", "")
+
+
+BY_HAND = """
+for batch in data[:][0].cuda().split(32):
+    loss = model(batch).square().mean()
+    STEP
+    with torch.no_grad():
+        for parameter, gradient in zip(model.parameters(), gradients):
+            parameter -= 0.1 * gradient
+open("ended", "w")
+"""
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "loss.backward(); gradients = [p.grad for p in model.parameters()]",
+        "gradients = torch.autograd.grad(loss, model.parameters())",
+    ],
+)
+def test_a_program_without_an_optimizer_is_stopped_too(tmp_path: Path, step: str) -> None:
+    head = HEAD.replace("optimizer = torch.optim.SGD(model.parameters(), lr=0.1)", "")
+    found = estimate(tmp_path, head + BY_HAND.replace("STEP", step))
+    assert found["steps"] == 3
+    assert "after step 3 (--steps), counted by backward passes" in assumed(found)
+    assert not (tmp_path / "ended").exists()
 
 
 def test_a_batch_that_was_read_ahead_is_trained(tmp_path: Path) -> None:
