@@ -83,6 +83,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("scaling")
     (folder / "train.py").write_text(PROGRAM, encoding="utf-8")
     run = ("run", "--level", "trace", "-o")
+    gpuprobe(*run, "one.gpuprobe", "--gpu", "a100-40gb", "train.py", folder=folder)
     torchrun = ["torchrun", "--nproc-per-node", "2", "train.py"]
     gpuprobe(*run, "two.gpuprobe", "--gpu", "2xa100-40gb", "--", *torchrun, folder=folder)
     (folder / "stages.py").write_text(PIPELINE, encoding="utf-8")
