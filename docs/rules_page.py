@@ -13,6 +13,7 @@ from gpuprobe.analysis.baseline import check as baseline
 from gpuprobe.causes import advice
 from gpuprobe.hazards import rules as hazards
 from gpuprobe.model.rules import Rule, registered
+from gpuprobe.probes.distributed.rules import RULES as RANK_RULES
 from gpuprobe.probes.health import RULES
 from gpuprobe.probes.health.xid import XIDS
 
@@ -43,10 +44,16 @@ def machine() -> str:
     return _sections(RULES)
 
 
+def ranks() -> str:
+    """The rules about the ranks of a job."""
+    return _sections(RANK_RULES)
+
+
 def others() -> str:
     """All other rules that there is more to say of."""
+    known = {*RULES, *RANK_RULES}
     return _sections(
-        rule for rule in registered() if rule not in RULES and (rule.description or rule.remedy)
+        rule for rule in registered() if rule not in known and (rule.description or rule.remedy)
     )
 
 

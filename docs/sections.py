@@ -628,6 +628,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "placement-rules": placement_rules,
     "rules": rules_page.index,
     "doctor-rules": rules_page.machine,
+    "rank-rules": rules_page.ranks,
     "other-rules": rules_page.others,
     "xids": rules_page.xids,
 }

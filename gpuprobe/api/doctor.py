@@ -1,4 +1,4 @@
-"""Problems of this machine."""
+"""Problems of this machine, and of the ranks of a distributed job."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuprobe.model.machine.diagnosis import Diagnosis
+from gpuprobe.model.machine.diagnosis import Diagnosis, RankDiagnosis
 from gpuprobe.model.values import ReadStatus, Unavailable
 
 if TYPE_CHECKING:
@@ -133,6 +133,21 @@ def redactor_for(facts: MachineFacts, environ: Mapping[str, str]) -> Redactor:
                 users.add(process.user.value)
     hosts |= {host.partition(".")[0] for host in hosts}
     return Redactor(environ, users=users, homes=homes, hosts=hosts)
+
+
+def diagnose_ranks(
+    timeout: float = 30.0, *, environ: Mapping[str, str] | None = None
+) -> RankDiagnosis:
+    """Check a distributed job from within: called on every rank, as under ``torchrun``.
+
+    ``timeout``: seconds for the ranks to join and for each later step. Needs torch; creates a CUDA
+    context on one GPU per rank. Every rank gets the same verdict; rank 0 gets the whole report.
+
+    Raises MissingExtra if torch is not installed.
+    """
+    from gpuprobe.probes.distributed.meeting import check_ranks
+
+    return check_ranks(os.environ if environ is None else environ, timeout)
 
 
 def diagnosis_lines(diagnosis: Diagnosis, columns: int) -> list[DrawnLine]:

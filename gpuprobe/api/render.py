@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpuprobe.hazards.findings.results import Hazards
     from gpuprobe.model.causes import Explanation
     from gpuprobe.model.machine.devices import Inventory
-    from gpuprobe.model.machine.diagnosis import Diagnosis
+    from gpuprobe.model.machine.diagnosis import Diagnosis, RankDiagnosis
     from gpuprobe.model.outcomes import CudaTorchStatus, ProgramRun, WrittenFiles
     from gpuprobe.model.plans.estimate import Estimate
     from gpuprobe.model.plans.fit import Fit
@@ -147,6 +147,12 @@ def _diagnosis_sections(result: Diagnosis, options: Options) -> list[Section]:
     return doctor_sections(result)
 
 
+def _rank_diagnosis_sections(result: RankDiagnosis, options: Options) -> list[Section]:
+    from gpuprobe.reporters.sections.doctor import rank_doctor_sections
+
+    return rank_doctor_sections(result)
+
+
 def _diff_sections(result: Diff, options: Options) -> list[Section]:
     from gpuprobe.reporters.sections.diff import diff_sections
 
@@ -216,6 +222,7 @@ _SECTIONS: dict[str, Callable[[Any, Options], list[Section]]] = {
     "Fit": _fit_sections,
     "GpuTable": _gpu_table_sections,
     "Hazards": _hazard_sections,
+    "RankDiagnosis": _rank_diagnosis_sections,
     "ReplayResult": _replay_sections,
     "Report": _report_sections,
     "ServingEstimate": _serving_sections,
@@ -261,6 +268,12 @@ def _diagnosis_document(result: Diagnosis, options: Options) -> Document:
     from gpuprobe.reporters.json.doctor import document
 
     return document(result)
+
+
+def _rank_diagnosis_document(result: RankDiagnosis, options: Options) -> Document:
+    from gpuprobe.reporters.json.doctor import ranks_document
+
+    return ranks_document(result)
 
 
 def _diff_document(result: Diff, options: Options) -> Document:
@@ -366,6 +379,7 @@ _DOCUMENTS: dict[str, Callable[[Any, Options], Document]] = {
     "Hazards": _hazard_document,
     "Inventory": _inventory_document,
     "ProgramRun": _program_run_document,
+    "RankDiagnosis": _rank_diagnosis_document,
     "ReplayResult": _replay_document,
     "Report": _report_document,
     "RunList": _runs_document,

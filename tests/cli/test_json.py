@@ -26,7 +26,7 @@ BAD = {
     "completion": (["cmd"],),
     "cuda-torch": (["status", "x"], ["upgrade"]),
     "diff": (["missing", "missing"], ["one"], ["empty.gpuprobe", "empty.gpuprobe"]),
-    "doctor": (["--demo", "none"], ["--bundle", "empty.py"]),
+    "doctor": (["--demo", "none"], ["--distributed", "--timeout", "0"]),
     "estimate": (["missing.py"], [], ["--gpu", "none", "empty.py"], ["--steps", "0", "x.py"]),
     "explain": (["missing.py"], [], ["--budget", "x", "x.py"]),
     "export": ([], ["--prometheus", "--once", "--interval", "0"]),

@@ -103,6 +103,12 @@ def test_the_public_name_gives_findings(monkeypatch: pytest.MonkeyPatch) -> None
     assert "GP143" in [finding.rule for finding in gpuprobe.doctor()]
 
 
+def test_options_that_do_not_go_together(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--distributed", "--demo", "ecc"]) == 2
+    assert main(["doctor", "--distributed", "--timeout", "0"]) == 2
+    assert "above 0" in capsys.readouterr().err
+
+
 # -- text
 
 

@@ -16,13 +16,14 @@ from gpuprobe.causes import advice
 from gpuprobe.hazards.rules import RULES as HAZARDS
 from gpuprobe.model.findings import Level
 from gpuprobe.model.rules import define, registered, rule_of
+from gpuprobe.probes.distributed.rules import RULES as RANKS
 from gpuprobe.probes.health import CHECKS
 from gpuprobe.probes.health import RULES as MACHINE
 from gpuprobe.reporters.ci import sarif
 
 
 def test_all_rules_are_registered_and_each_id_is_one_rule() -> None:
-    rooms = (*MACHINE, *HAZARDS, *placement.RULES, *advice.RULES, WITH_GRADIENTS)
+    rooms = (*MACHINE, *RANKS, *HAZARDS, *placement.RULES, *advice.RULES, WITH_GRADIENTS)
     ids = [rule.id for rule in rooms]
     assert len(set(ids)) == len(ids)
     assert set(rooms) <= set(registered())
@@ -49,15 +50,15 @@ def test_an_id_cannot_be_taken_twice() -> None:
 
 def test_ids_are_in_the_range_of_their_room() -> None:
     for rules, pattern in (
-        (MACHINE, r"GP1\d\d"),
+        ((*MACHINE, *RANKS), r"GP1\d\d"),
         (HAZARDS, r"GP2\d\d"),
         (placement.RULES, r"GP3\d\d"),
         (advice.RULES, r"[a-z]+(-[a-z]+)*"),
     ):
         for rule in rules:
             assert re.fullmatch(pattern, rule.id)
-    assert len({rule.kind for rule in MACHINE}) == len(MACHINE)
-    assert all(rule.description and all(rule.reads) for rule in MACHINE)
+    assert len({rule.kind for rule in (*MACHINE, *RANKS)}) == len(MACHINE) + len(RANKS)
+    assert all(rule.description and all(rule.reads) for rule in (*MACHINE, *RANKS))
     assert all(rule.remedy for rule in HAZARDS)
     assert [check.rule for check in CHECKS] == sorted(MACHINE, key=lambda rule: rule.id)
 

@@ -97,7 +97,8 @@ def _imports_torch(words: list[str]) -> bool:
         return True
     if words[:2] == PROGRAMS["gpuprobe"]:
         command = words[2] if len(words) > 2 else ""
-        return command in COMMANDS and not {"-h", "--help"} & {*words}
+        uses_torch = command in COMMANDS or words[2:4] == ["doctor", "--distributed"]
+        return uses_torch and not {"-h", "--help"} & {*words}
     return words[:1] == ["-c"] or words[:2] == _TESTS or words[:1][0].endswith(".py")
 
 

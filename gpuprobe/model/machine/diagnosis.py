@@ -1,4 +1,7 @@
-"""What ``gpuprobe doctor`` found: the findings, what passed, and what could not be checked."""
+"""What ``gpuprobe doctor`` found: the findings, what passed, and what could not be checked.
+
+`Diagnosis` is about one machine; `RankDiagnosis` about the ranks of one distributed job.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import Annotated
 
 from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.rules import Rule
-from gpuprobe.model.values import Count, ReadStatus, Unavailable
+from gpuprobe.model.values import Bytes, Count, Nanoseconds, ReadStatus, Unavailable
 
 SCHEMA_VERSION = (2, 1)
 """(major, minor) of the JSON document. A newer minor only adds keys."""
@@ -67,6 +70,79 @@ class Diagnosis:
     not_checked: tuple[NotChecked, ...] = ()
     demo: Annotated[str, "the fake fleet's name, empty for real hardware"] = ""
     verdicts: Annotated[tuple[DeviceVerdict, ...], "on each GPU"] = ()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nothing was found at the level of a warning or an error."""
+        return all(finding.level is Level.NOTE for finding in self.findings)
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlace:
+    """Where one rank runs. ``device`` is a GPU's UUID, or ``cpu``."""
+
+    rank: int
+    local_rank: int
+    host: str
+    pid: int
+    device: Annotated[str, "a GPU's UUID, or cpu"]
+
+
+@dataclass(frozen=True, slots=True)
+class TransferSpeed:
+    """All-reduces of one size. ``latency_ns``: the mean of one, on the slowest rank.
+
+    ``bus_bandwidth`` in bytes per second follows nccl-tests: 2(n-1)/n times size over time,
+    which does not depend on the number of ranks n where the links are the limit.
+    """
+
+    size: Bytes
+    rounds: int
+    latency_ns: Annotated[int, "of one all-reduce, on the slowest rank"]
+    bus_bandwidth: Annotated[float, "bytes per second, by nccl-tests' definition"]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSpeed:
+    """The fastest of some transfers of ``size`` bytes from one rank to the next, alone."""
+
+    source: int
+    target: int
+    size: Bytes
+    latency_ns: Annotated[int, "the fastest of some transfers"]
+
+
+@dataclass(frozen=True, slots=True)
+class ClockSkew:
+    """How far a rank's clock is ahead of rank 0's, in nanoseconds, give or take ``error_ns``
+    (half the fastest round trip: the answer was made some time within it).
+    """
+
+    rank: int
+    ahead_ns: Annotated[int, "of rank 0's clock"]
+    error_ns: Nanoseconds
+
+
+@dataclass(frozen=True, slots=True)
+class RankDiagnosis:
+    """What the ranks of a job found together. Made by rank 0; every rank gets the findings,
+    the tables are rank 0's. ``world_size`` is what this rank was started with; ``steps`` are the
+    checks that ran and passed, in order. ``speaks``: whether this rank is the one to print
+    the report; a rank that could not reach rank 0 speaks for itself.
+    """
+
+    rank: Annotated[int, "the rank that made the report"]
+    world_size: Count | Unavailable = _NOT_COLLECTED
+    backend: str | Unavailable = _NOT_COLLECTED
+    joined: tuple[RankPlace, ...] = ()
+    missing: tuple[int, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    steps: tuple[str, ...] = ()
+    not_checked: tuple[NotChecked, ...] = ()
+    speeds: tuple[TransferSpeed, ...] = ()
+    links: tuple[LinkSpeed, ...] = ()
+    skews: tuple[ClockSkew, ...] = ()
+    speaks: bool = True
 
     @property
     def healthy(self) -> bool:

@@ -1,4 +1,4 @@
-"""A diagnosis of a machine as one JSON document."""
+"""A diagnosis as one JSON document: of a machine, or of the ranks of a job."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from gpuprobe.model.machine.diagnosis import (
     DeviceVerdict,
     Diagnosis,
     NotChecked,
+    RankDiagnosis,
 )
 from gpuprobe.model.rules import Rule
 from gpuprobe.model.values import Matches, OneOf, ReadStatus, Unavailable
@@ -19,7 +20,10 @@ from gpuprobe.reporters.json.documents import Document
 if TYPE_CHECKING:
     from gpuprobe.model.io.encoder import Shapes
 
-_DESCRIPTION: Final = "What was found wrong with a machine. A minor version adds keys."
+_DESCRIPTION: Final = (
+    "What was found wrong with a machine, or with the ranks of a distributed job. A minor version "
+    "adds keys."
+)
 
 RuleId = Annotated[str, Matches("^GP1[0-9]{2}$")]
 
@@ -55,6 +59,10 @@ _SHAPES: Final[Shapes] = {
     DeviceVerdict: {**keys("name level"), "rules": _rules, "not_checked": "not_checked"},
     Finding: {**FINDING, "rule": _rule},
     NotChecked: {"*rule": "rule", "reason": _reason},
+    RankDiagnosis: keys(
+        "healthy rank world_size backend joined missing findings steps not_checked speeds links "
+        "skews"
+    ),
     Unavailable: {"unavailable": "reason", "status": _status},
     Rule: {"id": _id, **keys("kind title")},
 }
@@ -69,4 +77,14 @@ MACHINE: Final = Document(
 )
 """``gpuprobe doctor --json``."""
 
+RANKS: Final = Document(
+    "gpuprobe.doctor-ranks",
+    SCHEMA_VERSION,
+    RankDiagnosis,
+    _DESCRIPTION,
+    shapes=_SHAPES,
+)
+"""``gpuprobe doctor --distributed --json``."""
+
 document = MACHINE.plain
+ranks_document = RANKS.plain

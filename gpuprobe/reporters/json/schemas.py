@@ -31,7 +31,7 @@ SCHEMAS: Final[dict[str, tuple[Document[Any], ...]]] = {
     "check-2": (check.DOCUMENT,),
     "cuda-torch-1": (outcomes.CUDA_TORCH,),
     "diff-2": (diff.DOCUMENT,),
-    "doctor-2": (doctor.MACHINE,),
+    "doctor-2": (doctor.MACHINE, doctor.RANKS),
     "error-1": (outcomes.ERROR,),
     "estimate-3": (estimate.DOCUMENT,),
     "explain-1": (explain.DOCUMENT,),

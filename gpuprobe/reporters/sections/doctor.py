@@ -9,7 +9,9 @@ from gpuprobe.model.machine.diagnosis import (
     DeviceVerdict,
     Diagnosis,
     NotChecked,
+    RankDiagnosis,
 )
+from gpuprobe.model.text import human_bytes, human_ns
 from gpuprobe.model.values import Unavailable
 from gpuprobe.reporters.sections.parts import (
     AUTO,
@@ -22,6 +24,7 @@ from gpuprobe.reporters.sections.parts import (
     Table,
     items,
     plural,
+    size,
 )
 
 
@@ -39,6 +42,21 @@ def doctor_sections(diagnosis: Diagnosis) -> list[Section]:
         *_verdicts(diagnosis.verdicts),
         *map(_finding, diagnosis.findings),
         *_passed([_within(info.title) for info in diagnosis.passed]),
+        *_not_checked(diagnosis.not_checked),
+    ]
+
+
+def rank_doctor_sections(diagnosis: RankDiagnosis) -> list[Section]:
+    """The diagnosis of a distributed job."""
+    expected = diagnosis.world_size
+    number = "an unknown number of" if isinstance(expected, Unavailable) else str(expected)
+    backend = "" if isinstance(diagnosis.backend, Unavailable) else f", {diagnosis.backend}"
+    tables = (_joined(diagnosis), _speeds(diagnosis), _links(diagnosis))
+    return [
+        _summary(diagnosis.findings, f"{len(diagnosis.joined)} of {number} ranks{backend}"),
+        *map(_finding, diagnosis.findings),
+        *_passed(diagnosis.steps),
+        *(Section(parts=(table,)) for table in tables if table.rows),
         *_not_checked(diagnosis.not_checked),
     ]
 
@@ -101,3 +119,67 @@ def _not_checked(entries: Iterable[NotChecked]) -> list[Section]:
     number = sum(map(len, by_reason.values()))
     lines = items(f"{reason}: {', '.join(rules)}" for reason, rules in by_reason.items())
     return [Section(f"{plural(number, 'check')} could not run:", lines)] if lines else []
+
+
+def _joined(diagnosis: RankDiagnosis) -> Table:
+    clocks = {}
+    for skew in diagnosis.skews:
+        sign = "-" if skew.ahead_ns < 0 else ""
+        clocks[skew.rank] = f"{sign}{human_ns(abs(skew.ahead_ns))} ± {human_ns(skew.error_ns)}"
+    columns = (
+        Column("rank", 4, number=True),
+        Column("local", 5, gap=2, number=True),
+        Column("clock ahead of rank 0", 22, gap=2),
+        Column("host and device", 0, gap=2, cut=False),
+    )
+    rows = tuple(
+        Row(
+            (
+                str(place.rank),
+                str(place.local_rank),
+                clocks.get(place.rank, "-"),
+                f"{place.host} {place.device}",
+            )
+        )
+        for place in diagnosis.joined
+    )
+    return Table("ranks that joined", columns, rows, indent=0)
+
+
+def _speeds(diagnosis: RankDiagnosis) -> Table:
+    columns = (
+        Column("all-reduce", 10),
+        Column("latency", 10, gap=2),
+        Column("bus bandwidth", 0, gap=2),
+    )
+    rows = tuple(
+        Row(
+            (
+                size(speed.size),
+                human_ns(speed.latency_ns),
+                f"{human_bytes(int(speed.bus_bandwidth))}/s",
+            )
+        )
+        for speed in diagnosis.speeds
+    )
+    return Table("speed of all-reduces", columns, rows, indent=0)
+
+
+_MOST_LINKS = 16
+
+
+def _links(diagnosis: RankDiagnosis) -> Table:
+    """The slowest links."""
+    slowest = sorted(diagnosis.links, key=lambda link: (-link.latency_ns, link.target))
+    rows = tuple(
+        Row(
+            (
+                f"{link.source} to {link.target}",
+                human_ns(link.latency_ns),
+                f"{human_bytes(int(link.size * 1e9 / max(1, link.latency_ns)))}/s",
+            )
+        )
+        for link in slowest[:_MOST_LINKS]
+    )
+    columns = (Column("link", 10), Column("4 MiB in", 10, gap=2), Column("bandwidth", 0, gap=2))
+    return Table("speed of links", columns, rows, indent=0)

@@ -1,0 +1,1 @@
+"""`doctor --distributed`: a check of a job's ranks, their collectives, clocks and links."""
