@@ -4,10 +4,10 @@
 
 The times and their sources are in ``nccl_tests_h100.json``: of each size the shorter one of out of
 place and in place, since the first operation of a size can include setting up its connections.
-Runs "for fit" gave the model its constants (`gpuprobe.step_time.links`), runs "for check" did
+Runs "for fit" gave the model its constants (`gpuprobe.model.plans.links`), runs "for check" did
 not.
 Prints the geometric-mean error of each run, and how many times are in the range; the exit code is 1
-if the error of all runs for checking is above 15%.
+if the error of all runs for checking is above 10%.
 """
 
 from __future__ import annotations
@@ -21,19 +21,18 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from gpuprobe.step_time.links import HIGH, LOW, Links, seconds  # noqa: E402
+from gpuprobe.model.plans.links import HIGH, LOW, parse_links, seconds  # noqa: E402
 
 DATA = ROOT / "benchmarks" / "nccl_tests_h100.json"
-LIMIT = 0.15
-H100 = Links(417.0, 320.0, 45.0)
-"""As `gpuprobe.step_time.collective` has it, fitted to other measurements; and NDR InfiniBand."""
+LIMIT = 0.10
 
 
 def ratios(run: dict[str, Any]) -> list[float]:
     """Model divided by published, for each size."""
+    links = parse_links("nvlink:h100,ib:ndr")
     nodes = run["nodes"]
     return [
-        seconds("all_reduce", int(size), 8 * nodes, nodes, 8, H100) / (min(times) * 1e-6)
+        seconds("all_reduce", int(size), 8 * nodes, nodes, 8, links) / (min(times) * 1e-6)
         for size, times in run["microseconds"].items()
     ]
 

@@ -509,9 +509,10 @@ def metrics() -> str:
 
     def row(metric: Metric) -> tuple[str, ...]:
         labels = " ".join(f"`{label}`" for label in metric.labels)
-        return (f"`{metric.name}`", metric.kind, labels, metric.help, metric.source)
+        otel = f"`{metric.otel.name}` ({metric.otel.instrument}, {metric.ucum})"
+        return (f"`{metric.name}`", metric.kind, labels, metric.help, otel, metric.source)
 
-    head = ("metric", "type", "labels", "meaning", "read from")
+    head = ("metric", "type", "labels", "meaning", "in OpenTelemetry", "read from")
     parts = (("GPUs", GPU_METRICS), ("Runs", RUN_METRICS), ("The export itself", SELF_METRICS))
     return "\n\n".join(
         f"## {title}\n\n{table(head, [row(metric) for metric in listed])}"

@@ -102,18 +102,17 @@ def estimate(
     conf: Conf = None,
     ranks: Annotated[int, Parameter("simulate one of this many processes", least=1)] = 1,
     rank: Rank = [0],  # noqa: B006
-    per_node: Annotated[
-        int, Parameter("with ranks: ranks on each node; 0: the number of GPUs", least=0)
-    ] = 0,
-    network: Annotated[
-        str, Parameter("with ranks on several nodes: ndr, hdr or GB/s of each GPU's adapter")
+    link: Annotated[
+        str, Parameter("with ranks: model the time of communication, as nvlink:h100,ib:ndr")
     ] = "",
+    per_node: Annotated[
+        int, Parameter("with link: ranks on each node; 0: the number of GPUs", least=0)
+    ] = 0,
 ) -> object:
     """Estimate whether a training script fits on a GPU, without that GPU. Executes the script for a
     few optimizer steps on a simulated GPU. Sizes are bytes.
     """
     from gpuprobe.planning.estimates import estimate_program
-    from gpuprobe.step_time.links import network_rate
 
     request = EstimateRequest(
         script,
@@ -125,8 +124,8 @@ def estimate(
         assume=tuple(assume),
         ranks=ranks,
         rank=ranks_of(rank),
+        link=link,
         per_node=per_node,
-        network=network_rate(network) if network else 0.0,
         suggest=True,
     )
     return estimate_program(request, notify=notify)

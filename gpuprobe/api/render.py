@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gpuprobe.model.plans.gpu_table import GpuTable
     from gpuprobe.model.plans.serving import ServingEstimate, ServingFit
     from gpuprobe.model.report import Report
+    from gpuprobe.model.run.jobs import HangReport, Scaling
     from gpuprobe.model.run.totals import Run
     from gpuprobe.reporters.sections.parts import Section
 
@@ -183,6 +184,12 @@ def _fit_sections(result: Fit, options: Options) -> list[Section]:
     return fit_sections(result)
 
 
+def _hang_sections(result: HangReport, options: Options) -> list[Section]:
+    from gpuprobe.reporters.sections.jobs import hang_sections
+
+    return hang_sections(result)
+
+
 def _hazard_sections(result: Hazards, options: Options) -> list[Section]:
     from gpuprobe.reporters.sections.hazards import hazard_sections
 
@@ -199,6 +206,12 @@ def _report_sections(result: Report, options: Options) -> list[Section]:
     from gpuprobe.reporters.sections.report import report_sections
 
     return report_sections(result, full=options.full, **_given(top=options.top))
+
+
+def _scaling_sections(result: Scaling, options: Options) -> list[Section]:
+    from gpuprobe.reporters.sections.jobs import scale_sections
+
+    return scale_sections(result)
 
 
 def _serving_sections(result: ServingEstimate, options: Options) -> list[Section]:
@@ -221,10 +234,12 @@ _SECTIONS: dict[str, Callable[[Any, Options], list[Section]]] = {
     "Explanation": _explanation_sections,
     "Fit": _fit_sections,
     "GpuTable": _gpu_table_sections,
+    "HangReport": _hang_sections,
     "Hazards": _hazard_sections,
     "RankDiagnosis": _rank_diagnosis_sections,
     "ReplayResult": _replay_sections,
     "Report": _report_sections,
+    "Scaling": _scaling_sections,
     "ServingEstimate": _serving_sections,
     "ServingFit": _serving_fit_sections,
 }
@@ -312,6 +327,12 @@ def _error_document(result: GpuprobeError, options: Options) -> Document:
     return error(result)
 
 
+def _hang_document(result: HangReport, options: Options) -> Document:
+    from gpuprobe.reporters.json.hang import document
+
+    return document(result)
+
+
 def _hazard_document(result: Hazards, options: Options) -> Document:
     from gpuprobe.reporters.json.hazards import document
 
@@ -348,6 +369,12 @@ def _runs_document(result: RunList, options: Options) -> Document:
     return runs(result)
 
 
+def _scaling_document(result: Scaling, options: Options) -> Document:
+    from gpuprobe.reporters.json.scale import document
+
+    return document(result)
+
+
 def _serving_document(result: ServingEstimate, options: Options) -> Document:
     from gpuprobe.reporters.json.serving import document
 
@@ -376,6 +403,7 @@ _DOCUMENTS: dict[str, Callable[[Any, Options], Document]] = {
     "Fit": _fit_document,
     "GpuTable": _gpu_table_document,
     "GpuprobeError": _error_document,
+    "HangReport": _hang_document,
     "Hazards": _hazard_document,
     "Inventory": _inventory_document,
     "ProgramRun": _program_run_document,
@@ -383,6 +411,7 @@ _DOCUMENTS: dict[str, Callable[[Any, Options], Document]] = {
     "ReplayResult": _replay_document,
     "Report": _report_document,
     "RunList": _runs_document,
+    "Scaling": _scaling_document,
     "ServingEstimate": _serving_document,
     "ServingFit": _serving_fit_document,
     "WrittenFiles": _written_document,

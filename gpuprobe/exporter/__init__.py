@@ -1,1 +1,1 @@
-"""Metrics of this machine and its runs, for Prometheus."""
+"""Metrics of this machine and its runs, for Prometheus and OTLP."""

@@ -45,7 +45,7 @@ def estimate(
     ranks: int = 1,
     rank: int = 0,
     assume: Sequence[str] = (),
-    network: float = 0.0,
+    link: str = "",
     per_node: int = 0,
 ) -> Estimate:
     """Estimate the memory of ``step`` on a GPU, without that GPU.
@@ -73,9 +73,9 @@ def estimate(
     memory) or 2e13 floating-point operations.
     ``assume``: values for lines that read them, as ``"FILE:LINE=VALUE"``
     (``"train.py:12=false"``). ``conf``: allocator settings as in ``PYTORCH_CUDA_ALLOC_CONF``.
-    ``ranks``: simulate one of this many processes; ``rank``: which one, from 0. ``per_node``:
-    ranks on each node (default: the number of GPUs); ``network``: GB/s of each GPU's adapter, for
-    the time of communication between several nodes.
+    ``ranks``: simulate one of this many processes; ``rank``: which one, from 0. ``link``: the links
+    between them, such as ``"nvlink:h100,ib:ndr"``, for a model of the time of communication, with
+    ``per_node`` ranks on each node (default: the number of GPUs).
 
     Raises what `virtual_gpu` raises, UsageError if nothing was allocated on the device, and
     what ``step`` raises; `ValueNeeded` if it failed after a decision by a value that was not
@@ -89,7 +89,7 @@ def estimate(
         assume=tuple(assume),
         ranks=ranks,
         rank=rank,
-        network=network,
+        link=link,
         per_node=per_node,
     )
     request.check()
@@ -344,10 +344,20 @@ def _loaded(request: EstimateRequest) -> Program:
 
 
 def _with_nodes(request: EstimateRequest) -> EstimateRequest:
-    """The request with its number of ranks on each node."""
+    """The request with its number of ranks on each node. Raises UsageError for links that cannot
+    connect the ranks.
+    """
     from gpuprobe.catalogue.gpus import parse_spec
+    from gpuprobe.model.plans.links import parse_links
 
-    return replace(request, per_node=request.per_node or len(parse_spec(request.gpu)))
+    per_node, link = request.per_node or len(parse_spec(request.gpu)), request.link
+    network = parse_links(link).network if link else 0.0
+    if link and request.ranks > per_node and not network:
+        raise UsageError(
+            f"{request.ranks} ranks are on several nodes of {per_node}, and --link has no ib",
+            hint=f"--link {link},ib:ndr, or --per-node {request.ranks} if they are on one",
+        )
+    return replace(request, per_node=per_node)
 
 
 def _with_output(request: EstimateRequest) -> EstimateRequest:

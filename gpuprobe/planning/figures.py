@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -29,6 +29,7 @@ from gpuprobe.model.plans.estimate import (
     PhasePeak,
     steps_until_full,
 )
+from gpuprobe.model.plans.links import HIGH, LOW, Links, LinkTime, node_shape, parse_links, seconds
 from gpuprobe.model.plans.request import EstimateRequest
 from gpuprobe.model.report import Report, ShareTable
 from gpuprobe.model.run.communication import CollectiveRecord
@@ -41,6 +42,9 @@ from gpuprobe.recording.summary import summarize
 from gpuprobe.reporters.sections.causes import effect_text
 from gpuprobe.reporters.sections.parts import capitalized
 from gpuprobe.step_time.recorded import step_time_of
+
+if TYPE_CHECKING:
+    from gpuprobe.torch_support.traffic import Traffic
 
 _NOT_MODELLED = ("memory that libraries allocate without torch", "other programs on the same GPU")
 
@@ -177,11 +181,12 @@ def estimate_of(
     }
     device = fullest(run, fits)
     fit, model, name = fits[device.index], device.model, f"cuda:{device.index}"
+    links = parse_links(request.link) if request.link else None
+    per_node = request.per_node
     with gc_paused():
         report = summarize(recording, top=1_000_000, device=name if len(run.devices) > 1 else "")
-    time = step_time_of(
-        recording.ranks[0], model.name, per_node=request.per_node, network=request.network
-    )
+    network = links.network if links is not None else 0.0
+    time = step_time_of(recording.ranks[0], model.name, per_node=per_node, network=network)
     rows = device_rows(run, fits, recording)
     growing, causes = _growth(report, name, collected.get(device.index, 0))
     outside_high = model.context_high + fit.nccl_high + fit.others.high
@@ -193,6 +198,7 @@ def estimate_of(
             f"as it begins; it handles out-of-memory errors ({handler}) and may continue with "
             f"less: gpuprobe run --gpu {model.name} shows what it does"
         )
+    sent = _sent(run, report)
     return Estimate(
         gpu=model.name,
         devices=run.count,
@@ -225,12 +231,15 @@ def estimate_of(
         compute=run.compute,
         compute_why=request.why,
         compiled=report.compiled,
-        communication=transfers(_sent(run, report)),
+        communication=transfers(sent.values()),
         nccl_low=fit.nccl_low,
         nccl_high=fit.nccl_high,
         processes=fit.others.processes,
         processes_low=fit.others.low,
         processes_high=fit.others.high,
+        link=links.text if links is not None else "",
+        per_node=per_node if links is not None else 0,
+        communication_time=_times(run.traffic, sent, links, per_node),
         torch=str(torch.__version__),
         step_time=time,
     )
@@ -337,22 +346,53 @@ def verdict_of(need: NeededMemory, within: Callable[[int], WhatIfOutcome]) -> tu
     return FITS, ""
 
 
-def _sent(run: EngineRun, report: Report) -> list[CollectiveRecord]:
-    """The rank's collectives in the last complete step. The first steps also set up
+def _sent(run: EngineRun, report: Report) -> dict[int, CollectiveRecord]:
+    """The rank's collectives in the last complete step, by number. The first steps also set up
     communication.
     """
     if run.traffic is None:
-        return []
-    records = run.traffic.records
+        return {}
+    records = dict(enumerate(run.traffic.records))
     whole = [row.step for row in report.steps.rows if row.step.ended_by != "end"]
     if not whole:
         return records
     start, end = whole[-1].start_ns, whole[-1].start_ns + whole[-1].duration_ns
-    return [
-        record
-        for record in records
+    return {
+        number: record
+        for number, record in records.items()
         if isinstance(record.arrival_ns, int) and start <= record.arrival_ns < end
-    ]
+    }
+
+
+def _times(
+    traffic: Traffic | None,
+    records: Mapping[int, CollectiveRecord],
+    links: Links | None,
+    per_node: int,
+) -> tuple[LinkTime, ...]:
+    """The duration of the records over these links, a row for each kind; the longest first."""
+    if links is None or traffic is None:
+        return ()
+    rows: dict[tuple[str, str, int, int, bool], list[float]] = {}
+    for number, record in records.items():
+        nodes, together = node_shape(traffic.members[record.group], per_node)
+        duration = seconds(record.op, record.payload, record.ranks, nodes, together, links)
+        key = (record.op, record.axis, record.ranks, nodes, number in traffic.overlaps)
+        rows.setdefault(key, []).append(duration)
+    ordered = sorted(rows.items(), key=lambda row: (-sum(row[1]), row[0]))
+    return tuple(
+        LinkTime(
+            op,
+            axis,
+            ranks,
+            nodes,
+            len(durations),
+            overlaps,
+            round(sum(durations) * LOW * 1e9),
+            round(sum(durations) * HIGH * 1e9),
+        )
+        for (op, axis, ranks, nodes, overlaps), durations in ordered
+    )
 
 
 def _traced(report: Report) -> int:

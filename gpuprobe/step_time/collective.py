@@ -1,5 +1,5 @@
 """How long collectives take, by the links of the GPUs: within a node of A100, H100, H200, B200 or
-B300 by constants fitted to measured ones, else by `gpuprobe.step_time.links`.
+B300 by constants fitted to measured ones, else by `gpuprobe.model.plans.links`.
 """
 
 from __future__ import annotations
@@ -7,10 +7,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from gpuprobe.model.plans import links
 from gpuprobe.model.run.communication import wire_bytes
 from gpuprobe.model.run.work import Work
 from gpuprobe.model.values import Unavailable
-from gpuprobe.step_time import links
 from gpuprobe.step_time.price import Factors, Priced, PriceSource
 from gpuprobe.step_time.speeds import GB, Speeds
 
@@ -95,7 +95,7 @@ def price(work: Work, speeds: Speeds, network: float) -> Priced | Unavailable:
         source = PriceSource.MEASURED if speeds.own else PriceSource.MODEL
         return Priced(_NODE_RANGE.price(seconds, source), _TABLES)
     reduce, others, known = _bus(speeds)
-    each = links.Links(reduce, others, network)
+    each = links.Links(speeds.name, reduce, others, network)
     seconds = links.seconds(op, work.read, ranks, max(nodes, 1), together, each)
     if not speeds.nvlink and together > 1:
         factors = _PCIE_RANGE
@@ -104,7 +104,7 @@ def price(work: Work, speeds: Speeds, network: float) -> Priced | Unavailable:
     if work.read < _SMALL:
         factors = factors.wider(_SMALL_RANGE)
     source = PriceSource.MODEL if known else PriceSource.GENERIC
-    line = f"collectives: the model of links, gpuprobe.step_time.links; {speeds.source}"
+    line = f"collectives: the model of links, gpuprobe.model.plans.links; {speeds.source}"
     return Priced(factors.price(seconds, source), line)
 
 

@@ -169,7 +169,7 @@ def test_fish_completes(tmp_path: Path) -> None:
     assert completed_by_fish("gpuprobe es") == {"estimate"}
     assert completed_by_fish("gpuprobe run --level ") == {"counters", "trace"}
     assert {"a100-40gb", "a100-80gb"} <= completed_by_fish("gpuprobe estimate --gpu a100")
-    assert {"--search", "--json"} <= completed_by_fish("gpuprobe replay --")
+    assert {"--work", "--json"} <= completed_by_fish("gpuprobe scale --")
 
 
 def test_zsh_completes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from gpuprobe.reporters.json.schemas import schema
 
 RECORDED = Path(__file__).parent.parent / "recorded" / "v2"
 
-# Without it: export writes Prometheus' format, mcp a protocol, completion
+# Without it: export writes Prometheus' and OpenTelemetry's formats, mcp a protocol, completion
 # a script for a shell.
 WITHOUT_JSON = {"export", "mcp", "completion"}
 
@@ -31,11 +31,13 @@ BAD = {
     "explain": (["missing.py"], [], ["--budget", "x", "x.py"]),
     "export": ([], ["--prometheus", "--once", "--interval", "0"]),
     "fit": (["missing.py", "--arg", "n"], [], ["--max", "x"]),
+    "hang": (["missing"], ["empty.gpuprobe"], []),
     "info": (["--demo", "none"], ["--source", "none"]),
     "mcp": (["--timeout", "0"],),
     "replay": (["missing"], ["empty.gpuprobe"], ["--capacity", "8", "x"]),
     "report": (["missing"], ["empty.gpuprobe"], [], ["x", "--hazards", "y"]),
     "run": (["missing.py"], [], ["--level", "none", "x.py"], ["--endless", "empty.py"]),
+    "scale": (["missing"], ["empty.gpuprobe"]),
     "top": (["--interval", "0"], ["--demo", "none"], ["--replay", "missing", "--once"]),
     "view": (["missing"], ["empty.gpuprobe"]),
 }
@@ -115,10 +117,10 @@ def test_other_endings(
     def fail(args: object) -> int:
         raise raised
 
-    from gpuprobe.cli.commands import info
+    from gpuprobe.cli.commands import hang
 
-    monkeypatch.setattr(info, "run", fail)
-    assert main(["info", "--json"]) == code
+    monkeypatch.setattr(hang, "run", fail)
+    assert main(["hang", ".", "--json"]) == code
     out, talk = capfd.readouterr()
     assert document(out)["error"]["kind"] == kind
     assert talk.startswith("gpuprobe: error: ")

@@ -96,6 +96,32 @@ SKIPPED = {
         "it would download packages",
     ),
     (
+        "docs/how-to/measure-scaling.md",
+        "gpuprobe scale one.gpuprobe four.gpuprobe",
+        "run by tests/analysis/test_scale.py",
+    ),
+    (
+        "docs/how-to/predict-the-time-of-a-step.md",
+        "gpuprobe run --gpu a100-40gb --level trace -o one.gpuprobe train.py",
+        "run by tests/step_time/test_scaling.py",
+    ),
+    (
+        "docs/how-to/predict-the-time-of-a-step.md",
+        "gpuprobe run --gpu 4xa100-40gb --level trace -o four.gpuprobe -- torchrun "
+        "--nproc-per-node 4 train.py",
+        "run by tests/step_time/test_scaling.py",
+    ),
+    (
+        "docs/how-to/predict-the-time-of-a-step.md",
+        "gpuprobe scale one.gpuprobe four.gpuprobe",
+        "run by tests/step_time/test_scaling.py",
+    ),
+    (
+        "docs/how-to/find-out-why-a-job-hangs.md",
+        "gpuprobe hang /dumps",
+        "run by tests/recording/test_flight.py",
+    ),
+    (
         "docs/how-to/plan-a-vllm-deployment.md",
         "gpuprobe estimate --gpu h100-80gb -- vllm serve ./llama-3.1-8b --max-model-len 8192 "
         "--gpu-memory-utilization 0.95",

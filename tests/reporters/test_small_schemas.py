@@ -23,11 +23,13 @@ from gpuprobe.model.plans.estimate import (
 from gpuprobe.model.plans.fit import Fit, FitSuggestion, Trial
 from gpuprobe.model.plans.gpu_table import GpuRow, GpuTable
 from gpuprobe.model.plans.step_time import TrainingCost
+from gpuprobe.model.run.jobs import ScaleRow, Scaling
 from gpuprobe.model.values import Bytes, Peak
 from gpuprobe.reporters.json import check as check_json
 from gpuprobe.reporters.json import diff as diff_json
 from gpuprobe.reporters.json import estimate as estimate_json
 from gpuprobe.reporters.json import fit as fit_json
+from gpuprobe.reporters.json import scale as scale_json
 from gpuprobe.reporters.json.schemas import SCHEMAS, schema, write_schemas
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -127,6 +129,13 @@ def test_gpus() -> None:
         GpuRow("l4", failed="no kernel"),
     )
     valid("gpus", estimate_json.GPUS.plain(GpuTable(rows)), 1)
+
+
+def test_scale() -> None:
+    row = ScaleRow("r", 4, 9, 10, 7, 2, 1, 1.0, 2.7, 0.675, 0.325, 0.1, 0.2, 0.025)
+    unsplit = ScaleRow("r", 4, 9, 10, None, None, None, 1.0, 2.7, 0.675, 0.325, None, None, None)
+    valid("scale", scale_json.document(Scaling("run", (row, unsplit))), 1)
+    assert schema("scale-1")["title"] == "gpuprobe scale, version 1"
 
 
 def test_wheels_have_the_files(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import struct
+import subprocess
 from array import array
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from gpuprobe.errors import InternalError
 from gpuprobe.model.trace import COLUMNS
 from gpuprobe.recording.load import load
 from gpuprobe.recording.snapshot.answer import receive
-from gpuprobe.recording.snapshot.child import pending_read, start_reading
+from gpuprobe.recording.snapshot.child import command_of, pending_read
 from gpuprobe.torch_support.snapshots import Decoded, decode
 
 _FRAMES = [{"filename": "train.py", "line": 3, "name": "step"}]
@@ -70,12 +71,10 @@ def sent(columns: dict[str, list[int]]) -> io.BytesIO:
     )
 
 
-def test_the_child_sends_what_is_decoded_here(tmp_path: Path) -> None:
+def test_the_child_sends_what_is_decoded_here() -> None:
     raw = pickle.dumps(SNAPSHOT)
-    path = tmp_path / "snapshot.pickle"
-    path.write_bytes(raw)
-    with path.open("rb") as stream, start_reading(stream, len(raw)) as process:
-        answer, _ = process.communicate()
+    command = command_of("snapshot", len(raw))
+    answer = subprocess.run(command, input=raw, capture_output=True, check=True).stdout
     found = receive(io.BytesIO(answer))
     assert isinstance(found, Decoded)
     assert found == decode(SNAPSHOT)

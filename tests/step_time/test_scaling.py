@@ -1,4 +1,4 @@
-"""Recordings of simulated ranks, and their predicted times."""
+"""One GPU against two, without any: recordings of simulated ranks, and their predicted times."""
 
 from __future__ import annotations
 
@@ -90,6 +90,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torchrun[-1] = "stages.py"
     gpuprobe(*run, "stages.gpuprobe", "--gpu", "2xa100-40gb", "--", *torchrun, folder=folder)
     return folder
+
+
+def test_efficiency_is_predicted(folder: Path) -> None:
+    found = json.loads(gpuprobe("scale", "one.gpuprobe", "two.gpuprobe", "--json", folder=folder))
+    assert found["predicted"]
+    one, two = found["rows"]
+    assert (one["ranks"], two["ranks"]) == (1, 2)
+    assert 0.2 < two["efficiency"] < 1
+    assert two["lost_communication"] > 0
+    lost = two["lost_own"] + two["lost_communication"] + two["lost_waiting"]
+    assert lost == pytest.approx(two["lost"])
 
 
 def test_ranks_of_a_launcher_have_the_uses_of_memory(folder: Path) -> None:

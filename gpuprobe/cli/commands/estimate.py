@@ -54,18 +54,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "gpuprobe estimate [OPTIONS] (SCRIPT | -m MODULE | --model NAME) [--] [ARGS ...]"
     add_estimated_run(parser)
     parser.add_argument(
+        "--link",
+        default="",
+        metavar="LINKS",
+        help="with --ranks: model the time of communication over these links, such as "
+        "nvlink:h100,ib:ndr",
+    )
+    parser.add_argument(
         "--per-node",
         type=positive,
         default=0,
         metavar="N",
-        help="with --ranks: ranks on each node (default: the number of GPUs of --gpu)",
-    )
-    parser.add_argument(
-        "--network",
-        default="",
-        metavar="NAME",
-        help="with ranks on several nodes: the network of each GPU, for the time of a step: ndr, "
-        "hdr (InfiniBand), or GB/s",
+        help="with --link: ranks on each node (default: the number of GPUs of --gpu)",
     )
     parser.add_argument(
         "--gpus",
@@ -114,14 +114,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _request(args: argparse.Namespace, target: Target) -> EstimateRequest:
-    from gpuprobe.step_time.links import network_rate
-
     return estimate_request(
         args,
         target,
         ranks=args.ranks,
+        link=args.link,
         per_node=args.per_node,
-        network=network_rate(args.network) if args.network else 0.0,
         output=args.output or "",
         suggest=not args.no_suggestions,
         gpus=args.gpus or ("all" if args.gpu == "all" else ""),

@@ -1,5 +1,5 @@
-"""Export the metrics of GPUs and runs: for Prometheus to scrape, or for node_exporter's textfile
-collector.
+"""Export the metrics of GPUs and runs: for Prometheus to scrape, for node_exporter's textfile
+collector, or to an OpenTelemetry collector.
 
 Runs until Ctrl-C or SIGTERM, or exports once with --once. Reads NVML and creates no CUDA context.
 Values that cannot be read are omitted. --once exits with 3 if there is neither a driver nor a run.
@@ -33,6 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--textfile", metavar="FILE.prom", help="write them to a file, for node_exporter"
+    )
+    parser.add_argument(
+        "--otlp",
+        metavar="ENDPOINT",
+        help="push them by OTLP over HTTP, as in http://localhost:4318 (extra: otel)",
     )
     parser.add_argument("--once", action="store_true", help="read and export once, then exit")
     parser.add_argument(
@@ -69,9 +74,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from gpuprobe.exporter.export import ExportSettings, export, export_once
 
-    if not (args.prometheus or args.textfile):
+    if not (args.prometheus or args.textfile or args.otlp):
         raise UsageError(
-            "nothing to export to", hint="gpuprobe export --prometheus or --textfile FILE.prom"
+            "nothing to export to",
+            hint="gpuprobe export --prometheus, --textfile FILE.prom or --otlp ENDPOINT",
         )
     if args.listen is not None and (args.once or not args.prometheus):
         raise UsageError("--listen requires --prometheus without --once")
@@ -94,6 +100,7 @@ def run(args: argparse.Namespace) -> int:
             settings,
             stream=sys.stdout if args.prometheus else None,
             textfile=args.textfile,
+            otlp=args.otlp,
         )
         for message in done.messages:
             stderr.warning(message)
@@ -103,6 +110,7 @@ def run(args: argparse.Namespace) -> int:
             settings,
             listen=(args.listen or _LISTEN) if args.prometheus else None,
             textfile=args.textfile,
+            otlp=args.otlp,
             notify=stderr.note,
             warn=stderr.warning,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated
 
+from gpuprobe.model.plans.links import LinkTime
 from gpuprobe.model.plans.step_time import NOT_PREDICTED, StepTime, TrainingCost, cost_of
 from gpuprobe.model.run.communication import Transfer
 from gpuprobe.model.text import human_bytes
@@ -165,7 +166,9 @@ class Estimate(Displayed):
     several; the other fields are then about the rank that needs the most memory. ``by_device`` has
     a row for each GPU of the process that is used, if there are several; the other fields are then
     about the one that has the least room.
-    ``torch`` is the version that ran, which the estimate is for: each may allocate differently.
+    ``communication_time`` is how long the operations of the last step take over ``link`` with
+    ``per_node`` ranks on each node: a model, nothing is measured. ``torch`` is the version
+    that ran, which the estimate is for: each may allocate differently.
     If it does not fit and suggestions were requested, ``suggestions`` has the changes that were
     tried, those that fit first, and otherwise the easiest to adopt first; ``not_tried`` are others,
     with the reason; ``smallest_gpus`` are the smallest GPUs of the catalogue that hold it.
@@ -204,6 +207,9 @@ class Estimate(Displayed):
     by_rank: tuple[RankEstimate, ...] = ()
     nccl_low: Bytes = _NOTHING
     nccl_high: Bytes = _NOTHING
+    link: Annotated[str, "the links that times are modelled over; empty if none were given"] = ""
+    per_node: Annotated[Count, "ranks on each node; 0 without links"] = 0
+    communication_time: Annotated[tuple[LinkTime, ...], "of one step, by a model; nanoseconds"] = ()
     verdict_why: Annotated[str, 'the reason if it is not "fits"'] = ""
     by_device: Annotated[
         tuple[DeviceEstimate, ...],

@@ -43,9 +43,8 @@ class EstimateRequest:
     ``"real"``), ``conf`` the allocator's settings in place of ``PYTORCH_CUDA_ALLOC_CONF``,
     ``assume`` values for lines that read unknown ones (``FILE:LINE=VALUE``).
 
-    ``rank`` of ``ranks`` processes, from 0; several of them, or `DISTINCT`.
-    ``per_node`` of them on each node, 0 for the number of GPUs; ``network``: GB/s of each GPU's
-    adapter between nodes, 0 if unknown.
+    ``rank`` of ``ranks`` processes, from 0; several of them, or `DISTINCT`. ``link``: what connects
+    them (`gpuprobe.model.plans.links`), with ``per_node`` on each node, 0 for the number of GPUs.
     ``output``: where the recording of the estimated ranks is kept, ``recorded`` the ranks to keep,
     if not all. ``suggest``: if it does not fit, also estimate changes to the run.
 
@@ -68,8 +67,8 @@ class EstimateRequest:
     assume: tuple[str, ...] = ()
     ranks: int = 1
     rank: int | tuple[int, ...] | str = 0
+    link: str = ""
     per_node: int = 0
-    network: float = 0.0
     output: str = ""
     recorded: tuple[int, ...] = ()
     suggest: bool = False

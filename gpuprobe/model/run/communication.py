@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Annotated, Final
 
 from gpuprobe.errors import DataError
@@ -192,6 +193,21 @@ def group_text(ranks: Sequence[int]) -> str:
     if step > 1 and list(ranks) == list(range(ranks[0], ranks[-1] + 1, step)):
         return f"{ranks[0]}-{ranks[-1]}:{step}"
     return ranges(ranks, ",")
+
+
+def group_ranks(text: str, most: int) -> tuple[int, ...]:
+    """The ranks of a `group_text`, at most so many; () for any other text."""
+    found: list[int] = []
+    for part in text.split(","):
+        numbers, _, step = part.partition(":")
+        first, _, last = numbers.partition("-")
+        if len(part) > 40 or not (
+            first.isdecimal() and (last or first).isdecimal() and (step or "1").isdecimal()
+        ):
+            return ()
+        some = range(int(first), int(last or first) + 1, int(step or 1) or 1)
+        found.extend(islice(some, most - len(found)))
+    return tuple(found)
 
 
 def _place(plain: str | Place) -> SourceLine:

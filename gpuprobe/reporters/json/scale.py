@@ -1,0 +1,23 @@
+"""Scaling as a JSON document: ``gpuprobe.scale``. Times are integers in nanoseconds."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gpuprobe.model.run.jobs import Scaling
+from gpuprobe.reporters.json.documents import Document
+
+DOCUMENT: Final = Document(
+    "gpuprobe.scale",
+    (1, 1),
+    Scaling,
+    "Speed on different numbers of ranks. Times are nanoseconds of one rank for one unit of work; "
+    "losses are shares of total_ns and sum to lost.",
+)
+"""History:
+* 1.0: first version.
+* 1.1: ``predicted``.
+"""
+
+document = DOCUMENT.plain
+write = DOCUMENT.write
