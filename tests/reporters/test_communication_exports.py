@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from gpuprobe.model.run.communication import (
     MOST_OPERATIONS,
     CollectiveRecord,
     exchanges_of,
+    group_ranks,
     group_text,
     records_of,
     wire_bytes,
@@ -31,21 +31,6 @@ from gpuprobe.reporters.sections.report import report_sections
 from gpuprobe.reporters.text import draw
 
 MS = 1_000_000
-
-
-def group_ranks(text: str, most: int) -> tuple[int, ...]:
-    """The ranks of a `group_text`, at most so many; () for any other text."""
-    found: list[int] = []
-    for part in text.split(","):
-        numbers, _, step = part.partition(":")
-        first, _, last = numbers.partition("-")
-        if len(part) > 40 or not (
-            first.isdecimal() and (last or first).isdecimal() and (step or "1").isdecimal()
-        ):
-            return ()
-        some = range(int(first), int(last or first) + 1, int(step or 1) or 1)
-        found.extend(islice(some, most - len(found)))
-    return tuple(found)
 
 
 def record(
