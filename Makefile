@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 STAMP_DEMO := $(VENV)/.stamp-demo
 STAMP_DEV  := $(VENV)/.stamp-dev
 
-.PHONY: help demo test venv lint types contracts unit fix coverage properties test-torch test-python test-gpu bench-gpu test-pycuda docs docs-images clean sanitize dist
+.PHONY: help demo test venv lint types contracts unit fix coverage properties test-torch test-python test-gpu bench-gpu test-pycuda mutants docs docs-images clean sanitize dist
 
 help:
 	@echo "make demo       record an example training run on a simulated GPU and print its report"
@@ -24,6 +24,7 @@ help:
 	@echo "make test-pycuda  pycuda's real code against a fake driver (builds it; two minutes)"
 	@echo "make sanitize   the C runtime under AddressSanitizer and UBSan, by gcc (five minutes)"
 	@echo "make dist       the sdist and the wheel, checked, and the wheel tried without a compiler"
+	@echo "make mutants    how many small faults the tests notice, on a sample (an hour)"
 	@echo "make test-gpu   only the tests that need a CUDA device"
 	@echo "make bench-gpu  measure on the GPU of this machine: truth files, overheads (8 minutes)"
 	@echo "make properties the property tests, on new random examples"
@@ -106,8 +107,17 @@ dist:
 	.venv-dist/bin/python packaging/check_wheel.py dist/*.whl
 
 # With a CUDA build of torch in the environment that PYTHON names: PY=python3 make test-gpu
+# Then the same programs on the card and on a simulated one: what differs.
 test-gpu:
 	$(PY) -m pytest -m gpu -q
+	PYTHONPATH=. $(PY) benchmarks/oracle.py collect oracle-cuda.jsonl --engine cuda --programs
+	PYTHONPATH=. $(PY) benchmarks/oracle.py collect oracle-here.jsonl --engine native --programs
+	PYTHONPATH=. $(PY) benchmarks/oracle.py compare oracle-cuda.jsonl oracle-here.jsonl
+
+# Faults that Cosmic Ray makes in a copy of the tree, on a sample: see the script.
+mutants: $(STAMP_DEV)
+	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[mutants]'
+	$(PY) benchmarks/mutation_score.py
 
 # What it writes is for tests/recorded/ and docs/verification/on-a-gpu.md. PYTHONPATH: the environment
 # with the CUDA build of torch need not have gpuprobe installed. Later parts run even if an

@@ -1,17 +1,17 @@
-"""What operators allocate on a GPU and on the simulated one, allocation by allocation.
+"""What operators and programs allocate on a GPU and on the simulated one, allocation by allocation.
 
     python benchmarks/oracle.py collect FILE --engine cuda|native [--dtypes float32]
-        [--samples 5] [--only PATTERN] [--sizes] [--shard I/N]
+        [--samples 5] [--only PATTERN] [--programs | --sizes] [--shard I/N]
     python benchmarks/oracle.py compare FILE FILE [--show N]
 
 ``collect`` runs torch's own samples of its operators (`op_db`), forward and backward, with all
-values, or with ``--sizes`` the random larger calls of `oracle_sizes.py`, and appends to FILE what
-each allocated and freed (size, stream, line, in order), the shape, stride, dtype and device of its
-results, and the type of its error. ``cuda`` is the machine's own GPU, ``native`` a simulated one.
-They run in forked processes; a crash or an endless loop loses one sample, and what FILE has is not
-run again. Needs expecttest.
+values, or with ``--programs`` those of `benchmarks/oracle_programs.py`, or with ``--sizes`` the
+random larger calls of `oracle_sizes.py`, and appends to FILE what each allocated and freed (size,
+stream, line, in order), the shape, stride, dtype and device of its results, and the type of its
+error. ``cuda`` is the machine's own GPU, ``native`` a simulated one. They run in forked processes;
+a crash or an endless loop loses one sample, and what FILE has is not run again. Needs expecttest.
 
-``compare`` prints how many calls are equal, then the operators that differ with the
+``compare`` prints how many calls are equal, then the operators and programs that differ with the
 first difference of each. Each sample runs once before it is measured, so that what only the first
 call allocates (workspaces of libraries) is left out. Frees of what was there before a call, and
 those after its last allocation, are not compared, nor is the order of frees that follow one
@@ -27,7 +27,10 @@ import itertools
 import json
 import os
 import re
+import select
+import signal
 import sys
+import time
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +40,7 @@ from typing import Any, Final, Literal
 ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from native_operators import in_child, moved, operators, tensors  # noqa: E402
+from native_operators import moved, operators, tensors  # noqa: E402
 
 GPU: Final = "h100-80gb"
 SECONDS: Final = 120
@@ -59,7 +62,9 @@ def main() -> int:
     collecting.add_argument("--dtypes", default="float32", help="names separated by commas")
     collecting.add_argument("--samples", type=int, default=5, help="of each operator; 0: all")
     collecting.add_argument("--only", default="", help="regular expression of names")
-    collecting.add_argument("--sizes", action="store_true", help="random larger calls instead")
+    instead = collecting.add_mutually_exclusive_group()
+    instead.add_argument("--programs", action="store_true", help="whole programs instead")
+    instead.add_argument("--sizes", action="store_true", help="random larger calls instead")
     collecting.add_argument("--gpu", default=GPU, help=f"without a GPU: which (default {GPU})")
     collecting.add_argument(
         "--limit", type=float, default=SECONDS, help=f"seconds for a sample (default {SECONDS})"
@@ -101,7 +106,9 @@ def collect(given: argparse.Namespace) -> None:
             file.write(json.dumps({"key": key, **entry}) + "\n")
             file.flush()
 
-        if given.sizes:
+        if given.programs:
+            _programs(given, done, add)
+        elif given.sizes:
             _sizes(given, done, add)
         else:
             _operators(given, done, add)
@@ -128,7 +135,7 @@ def _operators(
                 report({"end": title})
             report({"finished": True})
 
-        for entry in in_child(run, given.limit):
+        for entry in _in_child(run, given.limit):
             if "finished" in entry:
                 finished = True
             elif "begun" in entry:
@@ -158,6 +165,27 @@ def _left(given: argparse.Namespace, done: set[str]) -> Iterator[tuple[str, Any,
             yield title, op, dtype, first
 
 
+def _programs(
+    given: argparse.Namespace, done: set[str], add: Callable[[str, dict[str, Any]], None]
+) -> None:
+    from oracle_programs import PROGRAMS
+
+    for name, text in list(PROGRAMS.items())[given.shard]:
+        if name in done or not re.search(given.only, name):
+            continue
+
+        def run(
+            report: Callable[[dict[str, Any]], None], name: str = name, text: str = text
+        ) -> None:
+            with _device(given):
+                code = compile(text, f"{name}.py", "exec")
+                entry = measured(lambda: exec(code, {"__name__": "__main__"}))
+            report({**entry, "results": []})
+
+        for entry in _in_child(run, given.limit):
+            add(name, entry)
+
+
 def _sizes(
     given: argparse.Namespace, done: set[str], add: Callable[[str, dict[str, Any]], None]
 ) -> None:
@@ -179,7 +207,7 @@ def _sizes(
                     torch.cuda.synchronize()  # after an error of the device, in a new process
 
         begun = left[0]
-        for entry in in_child(run, given.limit):
+        for entry in _in_child(run, given.limit):
             if "begun" in entry:
                 begun = entry["begun"]
             elif "lost" in entry:
@@ -204,6 +232,54 @@ def _sized(make: Callable[[], Callable[[], Any]]) -> dict[str, Any]:
     first = torch.cuda.max_memory_allocated() - before
     results, entry = _second(call)
     return {**entry, "results": _described(results), "first": first}
+
+
+def _in_child(
+    work: Callable[[Callable[[dict[str, Any]], None]], None], limit: float
+) -> Iterator[dict[str, Any]]:
+    """What ``work`` reports in a forked process; finally ``lost`` if it did not end regularly, or
+    reported nothing for ``limit`` seconds.
+    """
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(reading)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        if not os.environ.get("ORACLE_STDERR"):
+            os.dup2(null, 2)
+        out = os.fdopen(writing, "w", encoding="utf-8")
+
+        def report(entry: dict[str, Any]) -> None:
+            out.write(json.dumps(entry) + "\n")
+            out.flush()
+
+        try:
+            work(report)
+        except BaseException as error:  # noqa: BLE001 - the parent reports it
+            report({"lost": f"{type(error).__name__}: {error}"[:200]})
+        os._exit(0)
+    os.close(writing)
+    data, hung, until = b"", False, time.monotonic() + limit
+    while True:
+        ready, _, _ = select.select([reading], [], [], max(0, until - time.monotonic()))
+        part = os.read(reading, 1 << 16) if ready else b""
+        if not ready:
+            hung = True
+            os.kill(child, signal.SIGKILL)
+        if not part:
+            break
+        data += part
+        *lines, data = data.split(b"\n")
+        for line in lines:
+            until = time.monotonic() + limit
+            yield json.loads(line)
+    os.close(reading)
+    _, status = os.waitpid(child, 0)
+    if hung:
+        yield {"lost": "took too long"}
+    elif os.WIFSIGNALED(status):
+        yield {"lost": signal.Signals(os.WTERMSIG(status)).name}
 
 
 @contextlib.contextmanager

@@ -1,8 +1,7 @@
 """What was recorded on a real GPU, an H200 with driver 580.159.04 and torch 2.11.0+cu130.
 
 ``truth/`` has training runs with the trace of torch's allocator (`benchmarks/gpu/record_truth.py`);
-the other files are of `benchmarks/oracle.py` and of `benchmarks/gpu`. What wrote `context.json` and
-`addresses.json.xz` is in commit 6d59b1c6.
+the other files are of `benchmarks/oracle.py` and of `benchmarks/gpu`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Programs and libraries of other people's making, on the simulated GPU."""

@@ -1,0 +1,1 @@
+"""Programs of the corpus, by what they are about."""
