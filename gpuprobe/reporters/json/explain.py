@@ -19,11 +19,6 @@ DOCUMENT: Final = Document(
         **need_shapes(),
     },
 )
-"""History:
-* 1.0: first version.
-* 1.1: ``failed``, ``searched``; of effects ``assumed`` and ``reserved``.
-* 1.2: ``detail``; ``ended`` can be ``stopped``, and has no message any more.
-"""
 
 document = DOCUMENT.plain
 write = DOCUMENT.write

@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from types import FrameType, ModuleType, TracebackType
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -110,13 +110,12 @@ _LEAST: Final = 3
 def largest_holders(
     error: BaseException | None = None,
     frames: Iterable[FrameType] | None = None,
-    limits: SearchLimits | None = None,
 ) -> tuple[Holder, ...]:
     """The containers and variables of the program that keep the most memory, apart from weights and
     optimizer state: those with autograd graphs first.
     """
     with _Quiet():
-        search = _Search(None, frames, error, limits or SearchLimits(100_000, 1.0))
+        search = _Search(None, frames, error, SearchLimits(100_000, 1.0))
         found = search.run()
         return _most(_grouped(found, search.sizes))
 
@@ -138,9 +137,6 @@ def _most(found: Iterable[Holder]) -> tuple[Holder, ...]:
         ),
     )
     return tuple(ordered[:MOST_HOLDERS])
-
-
-_Group: TypeAlias = tuple[HolderRoot, str, str, str, tuple[str, ...]]
 
 
 def _grouped(found: Holders, sizes: dict[Key, int]) -> Iterator[Holder]:
