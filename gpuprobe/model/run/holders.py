@@ -115,6 +115,12 @@ class Holder:
         return f"{self.name} ({article} {self.kind}{where}{line})"
 
     @property
+    def owner(self) -> tuple[object, ...]:
+        """What all memory has in common that one variable of the program keeps."""
+        first = self.path[0].label if self.path else ""
+        return self.root, self.function, first, self.error, self.kept is Kept.GRAD
+
+    @property
     def container(self) -> HeldBy | None:
         """The outermost container on the path that the requested memory was found through several
         elements of.

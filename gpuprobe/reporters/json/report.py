@@ -259,7 +259,7 @@ def need_shapes() -> dict[type, Any]:
 
 DOCUMENT: Final = Document(
     "gpuprobe.report",
-    (2, 14),
+    (2, 15),
     Report,
     "Where the memory of a recording went. Sizes are bytes, durations nanoseconds. A minor version "
     "adds keys.",
@@ -324,6 +324,7 @@ DOCUMENT: Final = Document(
         "Suggestion.saves OutOfMemory.could_use OutOfMemory.limited PinnedMemory.lines",
         "2.13": "step_time",
         "2.14": "StepTime.by_rank",
+        "2.15": "Effect.bound",
     },
     # A damaged recording, or another clock, can make differences negative.
     bounded=False,
