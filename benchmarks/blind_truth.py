@@ -2,8 +2,7 @@
 programs before figures and programs were committed.
 
     python benchmarks/blind_truth.py run SOURCES --python 2.6.0=PATH --python 2.13.0=PATH ...
-    python benchmarks/blind_truth.py run SOURCES --set second --python 2.6.0=PATH ...
-    python benchmarks/blind_truth.py table [--set second]
+    python benchmarks/blind_truth.py table
 
 ``blind_truth/sources.json`` has the figures, each as printed, with the repository and commit (or
 address), GPU, torch version and arguments that it belongs to; ``blind_truth/programs`` what runs
@@ -11,16 +10,12 @@ them: others' own programs, fetched into ``SOURCES``, with less repetition where
 (three steps instead of a thousand), and without weights, data sets and tokenizers. Each runs in
 ``gpuprobe estimate --compute shapes``, with the torch of its source as far as that
 is 2.6 or later (``--python VERSION=INTERPRETER``, each with a build of torch with CUDA), and prints
-the figures that its authors print. Packages that the programs import (pandas, einops, einx,
-jaxtyping, tabulate, matplotlib, lightning, torchmetrics, torchvision) have to be importable.
+the figures that its authors print. Packages that the programs import (transformers, einops,
+jaxtyping, pandas) have to be importable.
 
 ``first.json`` are the results of the first run, of which only messages of errors were shortened
 since; ``mended.json`` those of later ones, of what ``mends.json`` lists (``mend SOURCES --python
-…``), with programs in ``blind_truth/mended``. A figure is equal if ours, printed as theirs, is
-the same.
-
-``blind_truth/second`` is a second set, of sources that were searched after the corrections of the
-first: its files have the same names and forms.
+…``). A figure is equal if ours, printed as theirs, is the same.
 """
 
 from __future__ import annotations
@@ -40,33 +35,16 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 FOLDER = HERE / "blind_truth"
+PROGRAMS = FOLDER / "programs"
 UNITS = {"bytes": 1, "MiB": 2**20, "GiB": 2**30, "MB": 10**6, "GB": 10**9}
 NEAR = 0.005
 LIMIT = 1200
 Row = dict[str, Any]
 
 
-class Files:
-    """The files of a set: its sources and programs, and its results."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.programs = folder / "programs"
-        self.sources = folder / "sources.json"
-        self.first = folder / "first.json"
-        self.mended = folder / "mended.json"
-        self.mends = folder / "mends.json"
-
-    def read_sources(self) -> list[Row]:
-        found: list[Row] = json.loads(self.sources.read_text(encoding="utf-8"))
-        return found
-
-    def read_mends(self) -> Row:
-        found: Row = json.loads(self.mends.read_text(encoding="utf-8"))
-        return found
-
-
-SETS = {"first": Files(FOLDER), "second": Files(FOLDER / "second")}
+def read(name: str) -> Any:
+    """One of the JSON files: sources, mends, first, mended."""
+    return json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
 
 
 # -- comparison
@@ -151,37 +129,27 @@ def markdown(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in lines)
 
 
-def results_of(path: Path) -> dict[str, Row]:
-    found: dict[str, Row] = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    return found
-
-
-def page(name: str = "first") -> str:
-    """The counts of a set as Markdown: `docs/blind-truth.md` has them."""
-    files = SETS[name]
-    sources = files.read_sources()
-    first = results_of(files.first)
-    both = {**first, **results_of(files.mended)}
-    words = words_of(sources, both)
-    apart = _apart_by_kind(words, files.read_mends()["explanations"])
+def page() -> str:
+    """The counts as Markdown: `docs/verification/blind-truth.md` has them."""
+    sources, first = read("sources"), read("first")
+    words = words_of(sources, {**first, **read("mended")})
+    apart = _apart_by_kind(words, read("mends")["explanations"])
     counts = ", ".join(f"{KINDS[kind]} {count}" for kind, count in apart.most_common())
     return "\n\n".join(
         [
-            *_counts(sources, words_of(sources, first), words, both),
+            *_counts(sources, words_of(sources, first), words),
             f"Figures that still differ, by what explains them: {counts}.",
         ]
     )
 
 
-def details(name: str = "first") -> str:
+def details() -> str:
     """`page`, how each source was run, and each correction and difference, as Markdown."""
-    files = SETS[name]
-    sources = files.read_sources()
-    both = {**results_of(files.first), **results_of(files.mended)}
-    mends = files.read_mends()
+    sources, mends = read("sources"), read("mends")
+    both = {**read("first"), **read("mended")}
     return "\n\n".join(
         [
-            page(name),
+            page(),
             _settings(sources, mends),
             "### What was corrected",
             _mends(mends["programs"], both),
@@ -216,7 +184,7 @@ def _settings(sources: list[Row], mends: Row) -> str:
     return markdown(["source", "its GPU and torch, as stated", "run as"], rows)
 
 
-def _counts(sources: list[Row], first: Any, last: Any, results: dict[str, Row]) -> list[str]:
+def _counts(sources: list[Row], first: Any, last: Any) -> list[str]:
     rows = []
     for source in sources:
         name, where = source["name"], source["repository"]
@@ -229,19 +197,11 @@ def _counts(sources: list[Row], first: Any, last: Any, results: dict[str, Row]) 
         head += [f"{run_name}: allocated", "reserved", "verdicts"]
     ran = {name: word for name, word in whole[0].items() if word != "missing"}
     total = len(whole[0])
-    waiting = sum(
-        len(program["figures"])
-        for source in sources
-        for program in source["programs"]
-        if f"{source['name']}: {program['name']}" not in results
-    )
-    yet = f", {waiting} of them of programs that have not run yet" if waiting else ""
-    ended = f"ended with an error{' or have not run yet' if waiting else ''}"
     sentence = (
         f"Of {total} figures the first run gave {len(ran)}: allocated {counted(ran, 'a')}, "
         f"reserved {counted(ran, 'r')}, verdicts {counted(ran, 'v')}. The other "
-        f"{total - len(ran)} are of programs that {ended}; after corrections "
-        f"{sum(word == 'missing' for word in whole[1].values())} are left{yet}. "
+        f"{total - len(ran)} are of programs that ended with an error; after corrections "
+        f"{sum(word == 'missing' for word in whole[1].values())} are left. "
         "Corrected: allocated "
         f"{counted(whole[1], 'a')}, reserved {counted(whole[1], 'r')}, verdicts "
         f"{counted(whole[1], 'v')}."
@@ -310,10 +270,10 @@ def _explained(name: str, explanations: list[Row]) -> int:
     return -1
 
 
-def frozen_digest(files: Files = SETS["first"]) -> str:
+def frozen_digest() -> str:
     """Of what was committed before the first run: figures and programs."""
     digest = hashlib.sha256()
-    for path in (files.sources, *sorted(files.programs.glob("*.py"))):
+    for path in (FOLDER / "sources.json", *sorted(PROGRAMS.glob("*.py"))):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 
@@ -332,44 +292,39 @@ def fetched(source: Row, folder: Path) -> None:
         subprocess.run(["git", "-C", str(into), "checkout", "-q", source["commit"]], check=True)
 
 
-def mended(program: Row, name: str, files: Files) -> Row | None:
+def mended(program: Row, name: str) -> Row | None:
     """A program with its mends, None if it has none."""
     found = None
-    for mend in files.read_mends()["programs"]:
+    for mend in read("mends")["programs"]:
         if any(fnmatch(name, pattern) for pattern in mend["names"]):
-            before = found or program
-            env = {**before.get("env", {}), **mend["settings"].get("env", {})}
-            found = {**before, **mend["settings"], "env": env}
+            found = {**(found or program), **mend["settings"]}
     return found
 
 
-def run(program: Row, files: Files, python: str, folder: Path, work: Path) -> Row:
+def run(program: Row, python: str, folder: Path, work: Path) -> Row:
     """Run one program on the native engine.
 
     ``within``: on a GPU that runs out of memory (`gpuprobe run`), instead of `gpuprobe estimate`,
     whose GPU does not.
     """
     within = program.get("within", False)
-    words = ["run" if within else "estimate"]
-    words += ["--compute", program.get("compute", "shapes"), "--gpu", program["gpu"]]
+    words = ["run" if within else "estimate", "--compute", "shapes", "--gpu", program["gpu"]]
     if "ranks" in program:
         words += ["--ranks", str(program["ranks"])]
     script, *rest = program["run"]
-    path = files.folder / script if "/" in script else files.programs / script
-    programs = dict.fromkeys([files.programs, SETS["first"].programs])
+    path = PROGRAMS / script
     work.mkdir(parents=True, exist_ok=True)
     if within:
         words += ["--quiet", "--force", "-o", str(work / "run.gpuprobe"), str(path), *rest]
     else:
-        words += ["--steps", "1000000", *program.get("words", []), "--json", str(path), "--", *rest]
+        words += ["--steps", "1000000", "--json", str(path), "--", *rest]
     env = {
         **os.environ,
-        **program.get("env", {}),
         "BLIND_SOURCES": str(folder),
         "BLIND_WORK": str(work),
-        "GPUPROBE_GPUS": str(files.folder / "gpus.json"),
+        "GPUPROBE_GPUS": str(FOLDER / "gpus.json"),
         "PYTHONPATH": os.pathsep.join(
-            [str(HERE.parent), *map(str, programs), os.environ.get("PYTHONPATH", "")]
+            [str(HERE.parent), str(FOLDER), os.environ.get("PYTHONPATH", "")]
         ),
     }
     began = time.monotonic()
@@ -430,21 +385,19 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="starts of names")
     parser.add_argument("--again", action="store_true", help="also what has a result")
     parser.add_argument("--work", type=Path, default=Path("blind-truth"))
-    parser.add_argument("--set", choices=SETS, default="first", dest="files")
     args = parser.parse_args()
-    files = SETS[args.files]
-    sources = files.read_sources()
-    results: dict[str, Row] = {}
-    into = files.mended if args.what == "mend" else files.first
-    if into.exists():
-        results = json.loads(into.read_text(encoding="utf-8"))
+    if args.what == "table":
+        print(details())
+        return
+    if args.sources is None:
+        sys.exit(f"{args.what} needs the folder of sources")
+    into = FOLDER / ("mended.json" if args.what == "mend" else "first.json")
+    results: dict[str, Row] = read(into.stem)
     pythons = dict(word.split("=", 1) for word in args.python)
-    for source in sources if args.what != "table" else ():
-        if args.sources is None:
-            sys.exit(f"{args.what} needs the folder of sources")
+    for source in read("sources"):
         for frozen in source["programs"]:
             name = f"{source['name']}: {frozen['name']}"
-            program = mended(frozen, name, files) if args.what == "mend" else frozen
+            program = mended(frozen, name) if args.what == "mend" else frozen
             if program is None:
                 continue
             chosen = not args.only or name.startswith(tuple(args.only))
@@ -452,15 +405,12 @@ def main() -> None:
             if not chosen or (name in results and not args.again) or version not in pythons:
                 continue
             fetched(source, args.sources.resolve())
-            where = (files, pythons[version], args.sources.resolve(), args.work.resolve())
+            where = (pythons[version], args.sources.resolve(), args.work.resolve())
             row = joined([run({**program, "run": words}, *where) for words in runs(program)])
-            if into.exists():  # also another process's results
-                results = json.loads(into.read_text(encoding="utf-8"))
+            results = read(into.stem)  # also another process's results
             results[name] = row
             print(f"{name}: {row['code']}, {row['seconds']} s", file=sys.stderr, flush=True)
             into.write_text(written(results), encoding="utf-8")
-    if args.what == "table":
-        print(details(args.files))
 
 
 if __name__ == "__main__":

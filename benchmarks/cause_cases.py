@@ -10,7 +10,10 @@ each program and judges the first cause:
 
 * its *line*: where the memory was allocated, or what keeps it;
 * its *holder*: it begins with the name of the table's;
-* its *remedy*: a word of the table's remedies, for each rule (`_WORDS`).
+* its *remedy*: a word of the table's remedies, for each rule (`_WORDS`);
+* its *effect*: the peak that it gives, against that of the program with the thread's fix, or with
+  `printed.patch`: the fix that is printed, by hand, in cases where that is another one. What is
+  printed as tried is compared with a run of its patch.
 
 With ``--folder benchmarks/fresh_cases`` (or ``fresh_cases_2``) it does so with cases that were
 frozen after the rules were written: no rule is changed for one of them.
@@ -102,6 +105,11 @@ class Case:
     def patch(self) -> Path:
         return self.folder / "fix.patch"
 
+    @property
+    def printed(self) -> Path:
+        """The fix that is printed, by hand; there is none if it is the thread's."""
+        return self.folder / "printed.patch"
+
 
 def cases(folder: Path = FOLDER) -> list[Case]:
     """All cases of the table in ``folder``, by name."""
@@ -172,6 +180,24 @@ def measured(folder: Path) -> tuple[int, Peaks]:
     )
 
 
+def after_printed(case: Case) -> Peaks:
+    """The peaks with the fix that is printed. Raises ValueError for a control."""
+    if case.cause is None:
+        raise ValueError(case.name)
+    if not case.printed.exists():
+        return case.cause.after
+    return with_patch(case, case.printed.read_text(encoding="utf-8"))
+
+
+def with_patch(case: Case, patch: str) -> Peaks:
+    """The peaks of the changed program."""
+    with tempfile.TemporaryDirectory() as base:
+        shutil.copy(case.program, Path(base, "program.py"))
+        command = ["git", "apply", "-"]
+        subprocess.run(command, input=patch, text=True, cwd=base, check=True)
+        return measured(Path(base))[1]
+
+
 def _exact(bound: Mapping[str, Any]) -> int:
     if not bound["exact"]:
         raise RuntimeError(f"the peak is between {bound['at_least']} and {bound['at_most']}")
@@ -227,6 +253,49 @@ _WORDS = {
 """By rule of `gpuprobe.causes`, words of the remedies that are the same as the rule's."""
 
 
+_FREED = "with what only this holder keeps freed"
+
+
+@dataclass(frozen=True)
+class Effect:
+    """The peak that a cause gives for its fix, ``printed``, and the ``measured`` one, in bytes.
+    ``how``: tried, freed earlier or smaller (replayed), with ``bound``.
+    """
+
+    how: str
+    bound: str
+    printed: int
+    measured: int
+
+    @property
+    def share(self) -> float:
+        return self.printed / self.measured - 1
+
+    @property
+    def holds(self) -> bool:
+        """Whether the measured peak is on the side of the bound, or within 2%."""
+        return abs(self.share) <= 0.02 or (self.share < 0) == (self.bound == "or_more")
+
+    def text(self) -> str:
+        bound = "" if self.bound == "exact" else f", {self.bound.replace('_', ' ')}"
+        return f"{self.how}{bound}: {self.printed:,} of {self.measured:,} ({self.share:+.1%})"
+
+
+def effect_of(case: Case, cause: Mapping[str, Any]) -> Effect | None:
+    """The effect of a cause; None if it has no figure."""
+    effect = cause["effect"]
+    if effect["certainty"] == "untried" or not isinstance(effect["after"], int):
+        return None
+    how = "tried"
+    if effect["certainty"] == "tried" and not effect["patch"]:
+        return None  # settings of the allocator, in the environment
+    if effect["certainty"] == "replayed":
+        how = "freed earlier" if effect["assumed"].startswith(_FREED) else "smaller"
+    after = after_printed(case) if how != "tried" else with_patch(case, effect["patch"])
+    figure = after.reserved if effect["reserved"] else after.allocated
+    return Effect(how, effect["bound"], effect["after"], figure)
+
+
 @dataclass(frozen=True)
 class Judgement:
     """What is right about the first cause of a program; ``named``: there is one at all."""
@@ -236,13 +305,15 @@ class Judgement:
     holder: bool = False
     remedy: bool = False
     rule: str = ""
+    effect: Effect | None = None
 
     def text(self) -> str:
         if not self.named:
             return "no cause"
         parts = {"line": self.line, "holder": self.holder, "remedy": self.remedy}
         wrong = [name for name, right in parts.items() if not right]
-        return f"{self.rule}: {'right' if not wrong else 'not right: ' + ', '.join(wrong)}"
+        effect = "" if self.effect is None else f"; {self.effect.text()}"
+        return f"{self.rule}: {'right' if not wrong else 'not right: ' + ', '.join(wrong)}{effect}"
 
 
 def judge(case: Case, answer: Mapping[str, Any]) -> Judgement:
@@ -261,6 +332,7 @@ def judge(case: Case, answer: Mapping[str, Any]) -> Judgement:
         holder=name == "none" or name in f"{first['holder']} {first['sentence']}",
         remedy=any(word in remedies for word in _WORDS[first["rule"]]),
         rule=first["rule"],
+        effect=effect_of(case, first),
     )
 
 
@@ -283,6 +355,7 @@ def explained(case: Case) -> Mapping[str, Any]:
 def explain_all(chosen: list[Case]) -> None:
     """Explain each program, and print what is right, in sum by the state of the memory."""
     sums: dict[str, list[int]] = {}
+    effects: list[Effect] = []
     for case in chosen:
         found = judge(case, explained(case))
         state = "control" if case.cause is None else case.cause.state
@@ -290,12 +363,20 @@ def explain_all(chosen: list[Case]) -> None:
         row = sums.setdefault(state, [0, 0, 0, 0])
         for at, value in enumerate((True, right, found.holder, found.remedy)):
             row[at] += value
+        effects += [found.effect] if found.effect is not None else []
         print(f"{case.kind:8} {case.name:24} {state:8} {found.text()}", flush=True)
     for state, (count, line, holder, remedy) in sorted(sums.items()):
         if state == "control":
             print(f"controls: {line} of {count} silent")
         else:
             print(f"{state}: line {line}, holder {holder}, remedy {remedy} of {count}")
+    for how in sorted({one.how for one in effects}):
+        exact = [one.share for one in effects if (one.how, one.bound) == (how, "exact")]
+        most = {limit: sum(abs(share) <= limit for share in exact) for limit in (0.02, 0.1)}
+        print(f"{how}: {most[0.02]} within 2%, {most[0.1]} within 10% of {len(exact)}")
+        bounds = [one for one in effects if one.how == how and one.bound != "exact"]
+        right = [one for one in bounds if one.holds]
+        print(f"{how}, at least or at most: {len(right)} of {len(bounds)} hold")
 
 
 def main() -> None:

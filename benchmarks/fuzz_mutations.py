@@ -90,7 +90,7 @@ def version() -> str:
 
 def uses_of(kind: str, folder: Path) -> Uses:
     out = str(folder / "o")
-    if kind in ("catalogue", "known", "settings", "tests", "details"):
+    if kind in ("catalogue", "settings", "tests", "details"):
         return _OTHER[kind](folder)
     turns = [_turn(kind, out, at) for at in range(len(commands.COMMANDS[kind]("x", "y")))]
     if kind in ("recording", "snapshot"):
@@ -241,42 +241,10 @@ def _tests(folder: Path) -> Uses:
     return Uses([("compare", compare)])
 
 
-RACE = """
-import torch
-with torch.cuda.stream(torch.cuda.Stream()):
-    x = torch.ones(2, 4, device="cuda")
-y = x * 2
-"""
-
-
-def _known(folder: Path) -> Uses:
-    from gpuprobe.api.views import read_hazards
-    from gpuprobe.gate.files import read_known
-    from gpuprobe.hazards.findings.known import compare as compare_known
-
-    findings = read_hazards(hostile_mutations.RECORDED / "hazards.json").findings
-    script = folder / "race.py"
-    script.write_text(RACE)
-
-    def run(*more: str) -> Callable[[Path], str]:
-        def use(path: Path) -> str:
-            argv = ["run", "--gpu", "h100-80gb", "--output", str(folder / "o" / "r.gpuprobe"),
-                    "--force", "--hazards-baseline", str(path), *more, str(script)]  # fmt: skip
-            ended = commands.run(argv)
-            return commands.problem(argv, ended) or f"={ended.code}"
-
-        return use
-
-    compare = _one_line(lambda path: compare_known(read_known(path), findings))
-    runs = [("run --hazards-baseline", run()), ("… -update", run("--hazards-baseline-update"))]
-    return Uses([("compare", compare)] * 18 + runs)
-
-
 _OTHER: dict[str, Callable[[Path], Uses]] = {
     "catalogue": _catalogue,
     "settings": _settings,
     "tests": _tests,
-    "known": _known,
     "details": _details,
 }
 

@@ -24,7 +24,6 @@ import select
 import signal
 import sys
 import time
-import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -59,7 +58,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=5, help="of each operator; 0: all")
     parser.add_argument("--only", default="", help="regular expression of operators' names")
     parser.add_argument("--results", type=Path, default=Path("native_operators.jsonl"))
-    parser.add_argument("--limit", type=float, default=60, help="seconds for an operator and dtype")
+    parser.add_argument("--limit", type=float, default=60, help="seconds for a sample")
     parser.add_argument("--table-only", action="store_true", help="print what --results holds")
     return parser.parse_args()
 
@@ -101,7 +100,7 @@ def _run(
                 key = f"{op.full_name} {name} {arguments.samples}"
                 if key in results or (chosen is not None and name not in chosen):
                     continue
-                entry = _in_child(
+                entry = _counted(
                     lambda report, op=op, dtype=dtype: _samples(
                         op, dtype, arguments.samples, runtime, report
                     ),
@@ -133,54 +132,79 @@ def operators(gpu: str) -> Sequence[Any]:
     return found
 
 
-def _in_child(work: Callable[[Callable[[str, str], None]], None], limit: float) -> dict[str, Any]:
-    """What ``work`` reports in a forked process: counts by outcome, and how the process ended."""
+def in_child(
+    work: Callable[[Callable[[dict[str, Any]], None]], None], limit: float
+) -> Iterator[dict[str, Any]]:
+    """What ``work`` reports in a forked process; finally ``lost`` if it did not end regularly, or
+    reported nothing for ``limit`` seconds. With OPERATORS_STDERR set, it may print.
+    """
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
         os.close(reading)
-        # What the engine and torch print belongs to the reports, which hold it.
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 1)
-        if not os.environ.get("NATIVE_OPERATORS_STDERR"):
+        if not os.environ.get("OPERATORS_STDERR"):
             os.dup2(null, 2)
+        out = os.fdopen(writing, "w", encoding="utf-8")
 
-        def report(outcome: str, detail: str) -> None:
-            os.write(writing, (json.dumps([outcome, detail[:300]]) + "\n").encode())
+        def report(entry: dict[str, Any]) -> None:
+            out.write(json.dumps(entry) + "\n")
+            out.flush()
 
         try:
             work(report)
-        except BaseException:  # noqa: BLE001 - the outcome of a sample
-            report("error", "driver: " + traceback.format_exc()[-250:])
+        except BaseException as error:  # noqa: BLE001 - the parent reports it
+            report({"lost": f"{type(error).__name__}: {error}"[:200]})
         os._exit(0)
     os.close(writing)
-    data, hung, end = b"", False, time.monotonic() + limit
+    data, hung, until = b"", False, time.monotonic() + limit
     while True:
-        ready, _, _ = select.select([reading], [], [], max(0, end - time.monotonic()))
+        ready, _, _ = select.select([reading], [], [], max(0, until - time.monotonic()))
+        part = os.read(reading, 1 << 16) if ready else b""
         if not ready:
             hung = True
             os.kill(child, signal.SIGKILL)
-            break
-        part = os.read(reading, 65536)
         if not part:
             break
         data += part
+        *lines, data = data.split(b"\n")
+        for line in lines:
+            until = time.monotonic() + limit
+            yield json.loads(line)
     os.close(reading)
     _, status = os.waitpid(child, 0)
+    if hung:
+        yield {"lost": HUNG}
+    elif os.WIFSIGNALED(status):
+        yield {"lost": signal.Signals(os.WTERMSIG(status)).name}
+
+
+HUNG: Final = "took too long"
+
+
+def _counted(work: Callable[[Callable[[str, str], None]], None], limit: float) -> dict[str, Any]:
+    """The outcomes that ``work`` reports in a forked process, counted; and how that ended."""
     counts: dict[str, Counter[str]] = {}
-    begun = ""
-    for line in data.decode().splitlines():
-        outcome, detail = json.loads(line)
-        if outcome == "begin":
-            begun = detail
-        else:
+    begun, lost = "", ""
+
+    def run(report: Callable[[dict[str, Any]], None]) -> None:
+        work(lambda outcome, detail: report({"outcome": outcome, "detail": detail[:300]}))
+
+    for entry in in_child(run, limit):
+        lost = entry.get("lost", "")
+        if entry.get("outcome") == "begin":
+            begun = entry["detail"]
+        elif not lost:
             begun = ""
-            counts.setdefault(outcome, Counter())[detail] += 1
-    crash = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else ""
+            counts.setdefault(entry["outcome"], Counter())[entry["detail"]] += 1
+    crashed = lost.startswith("SIG")
+    if lost and not crashed and lost != HUNG:
+        counts.setdefault("error", Counter())[f"driver: {lost}"] += 1
     return {
         **{name: dict(counts.get(name, {})) for name in OUTCOMES},
-        "crashed": "" if hung or not crash else f"{crash} in {begun or 'samples'}",
-        "hung": begun or "samples" if hung else "",
+        "crashed": f"{lost} in {begun or 'samples'}" if crashed else "",
+        "hung": (begun or "samples") if lost == HUNG else "",
     }
 
 

@@ -2,10 +2,10 @@
 
     python benchmarks/step_time_compare.py [--predictions FILE] [--only TEXT] [--rows]
 
-For each source, GPU and class: rows, median error, share within 15%, share inside the printed
-range, and the range's width, (high - low) / expected. An error is the predicted over the published
-time, less one. ``--rows``: print each row. ``docs/generate.py`` puts the tables into
-``docs/verification/step-time-truths.md``.
+For each source and class: rows, median error, share within 15%, share inside the printed range, and
+the range's width, (high - low) / expected. An error is the predicted over the published time, less
+one. ``--gpus``: also for each GPU. ``--rows``: print each row. ``docs/generate.py`` puts the tables
+into ``docs/verification/step-time.md``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 TRUTH = HERE / "step_time_truth.json"
 PREDICTIONS = HERE / "step_time_predictions.json"
-SECOND = HERE / "step_time_predictions_second.json"
 GOAL_CLASS = "training, dense, half precision, one node"
 
 Pair = tuple[Mapping[str, Any], Mapping[str, Any], float]
@@ -75,21 +74,17 @@ def figures(some: Sequence[Pair]) -> dict[str, Any]:
         "within": sum(abs(error(pair)) <= 0.15 for pair in some) / count,
         "inside": sum(p["low_ms"] <= truth <= p["high_ms"] for _, p, truth in some) / count,
         "width": median(width(pair) for pair in some),
-        "narrow": sum(width(pair) <= 0.3 for pair in some) / count,
     }
 
 
-HEAD = (
-    "| rows | median error | median, signed | within 15% | in the range | width of the range "
-    "| at most 30% wide |"
-)
+HEAD = "| rows | median error | median, signed | within 15% | in the range | width of the range |"
 
 
 def cells(some: Sequence[Pair]) -> str:
     of = figures(some)
     return (
         f"{of['rows']} | {of['median']:.1%} | {of['bias']:+.1%} | {of['within']:.0%} "
-        f"| {of['inside']:.0%} | {of['width']:.0%} | {of['narrow']:.0%}"
+        f"| {of['inside']:.0%} | {of['width']:.0%}"
     )
 
 
@@ -97,7 +92,7 @@ def table(both: Iterable[Pair], names: Sequence[str]) -> list[str]:
     groups: dict[tuple[str, ...], list[Pair]] = {}
     for pair in both:
         groups.setdefault(tuple(pair[0][name] for name in names), []).append(pair)
-    lines = ["| " + " | ".join(names) + " " + HEAD, "|" + " --- |" * (len(names) + 7)]
+    lines = ["| " + " | ".join(names) + " " + HEAD, "|" + " --- |" * (len(names) + 6)]
     for key in sorted(groups):
         lines.append("| " + " | ".join(key) + " | " + cells(groups[key]) + " |")
     return lines
@@ -111,16 +106,20 @@ def many(row: Mapping[str, Any]) -> str:
     return "1" if row["gpus"] == 1 else "several"
 
 
-def text_of(both: Sequence[Pair], without: Sequence[tuple[Mapping[str, Any], str]]) -> str:
+def text_of(
+    both: Sequence[Pair], without: Sequence[tuple[Mapping[str, Any], str]], by: str = "source"
+) -> str:
+    """Tables by source; with ``by`` "gpu", by source and GPU."""
     held = goal(both)
     lines = ["Held rows of training, dense, half precision, one node:", ""]
-    lines += ["| " + HEAD.lstrip("| "), "|" + " --- |" * 7]
+    lines += ["| " + HEAD.lstrip("| "), "|" + " --- |" * 6]
+    names = dict.fromkeys(("source", by))
     if held:
         lines += ["| " + cells(held) + " |", ""]
         counted = [({**row, "GPUs": many(row)}, one, truth) for row, one, truth in held]
-        lines += [*table(counted, ("source", "GPUs")), "", *table(held, ("source", "gpu"))]
+        lines += table(counted, (*names, "GPUs"))
     rest = [pair for pair in both if pair not in held]
-    lines += ["", "The others:", "", *table(rest, ("class", "source", "gpu", "use"))]
+    lines += ["", "The others:", "", *table(rest, ("class", *names, "use"))]
     if without:
         reasons: dict[str, int] = {}
         for row, reason in without:
@@ -131,9 +130,9 @@ def text_of(both: Sequence[Pair], without: Sequence[tuple[Mapping[str, Any], str
     return "\n".join(lines)
 
 
-def page(which: str = "") -> str:
-    """The tables of ``docs/verification/step-time-truths.md``."""
-    return text_of(*pairs(SECOND if which == "second" else PREDICTIONS))
+def page() -> str:
+    """The tables of ``docs/verification/step-time.md``."""
+    return text_of(*pairs(PREDICTIONS))
 
 
 def main() -> None:
@@ -141,6 +140,7 @@ def main() -> None:
     parser.add_argument("--predictions", type=Path, default=PREDICTIONS)
     parser.add_argument("--only", default="", help="rows whose facts contain all these words")
     parser.add_argument("--rows", action="store_true")
+    parser.add_argument("--gpus", action="store_true")
     options = parser.parse_args()
     both, without = pairs(options.predictions)
     words = options.only.split("/") if options.only else []
@@ -150,10 +150,9 @@ def main() -> None:
             print(
                 row["id"], row["gpu"], row["gpus"], row["program"], row["sequence"],
                 row["micro_batch"], f"{truth:.1f} ms", f"{prediction['expected_ms']:.1f}",
-                f"{prediction['expected_ms'] / truth - 1:+.1%}", prediction["bounds"],
-                prediction["kinds"],
+                f"{prediction['expected_ms'] / truth - 1:+.1%}",
             )  # fmt: skip
-    print(text_of(both, without))
+    print(text_of(both, without, "gpu" if options.gpus else "source"))
 
 
 if __name__ == "__main__":

@@ -206,34 +206,18 @@ def record_all(orders: Sequence[Mapping[str, Any]]) -> None:
         )
 
 
-class Recorded(BaseException):
-    """The recording is complete."""
-
-
 def record_one(order: Mapping[str, Any]) -> int:
-    """Record one order. What `gpuprobe estimate` computes afterwards is not needed here: who holds
-    memory, and its report.
-    """
+    """Record one order."""
     from torch.distributed import distributed_c10d
 
-    from gpuprobe.api import recordings
     from gpuprobe.cli import main
-    from gpuprobe.sampler.recorder import Recorder
 
-    def complete(*args: Any, **kwargs: Any) -> None:
-        raise Recorded
-
-    recordings.summary = complete  # type: ignore[assignment]
-    Recorder._holders = lambda self, *args: None  # type: ignore[assignment, method-assign]
     # It takes seconds, and the process ends now.
     distributed_c10d.destroy_process_group = lambda *args: None
     steps = str(order["steps"])
     words = ["--gpu", RECORDED_ON, "--ranks", str(order["ranks"]), "--steps", steps]
     words += ["--no-suggestions", "--compute", "shapes", "-o", order["path"], "--json"]
-    try:
-        return main(["estimate", *words, order["script"], "--", *order["words"]])
-    except Recorded:
-        return 0
+    return main(["estimate", *words, order["script"], "--", *order["words"]])
 
 
 def record(cache: Path, runs: Sequence[Run]) -> None:
@@ -273,7 +257,8 @@ def record(cache: Path, runs: Sequence[Run]) -> None:
         )
 
 
-Figures = dict[str, Any]
+Figures = dict[str, float]
+"""Nanoseconds: low, expected, high."""
 
 
 @lru_cache(maxsize=4)
@@ -305,24 +290,13 @@ def figures(work: Any, gpu: str, network: float, per_node: int) -> Figures | str
         "low": found.low_ns,
         "expected": found.expected_ns,
         "high": found.high_ns,
-        "measured_share": found.measured,
-        "bounds": {each.name: each.ns for each in found.bounds},
-        "kinds": {each.name: each.ns for each in found.by_kind},
-        "left_out": list(found.left_out),
     }
 
 
 def line(first: Figures, second: Figures, at: float) -> Figures:
     """On the line through two: the first is at 0, the second at 1."""
 
-    def each(one: Any, two: Any) -> Any:
-        if isinstance(one, dict):
-            return {name: each(one.get(name, 0), two.get(name, 0)) for name in {**one, **two}}
-        return one + at * (two - one)
-
-    names = ("low", "expected", "high", "bounds", "kinds")
-    found = {name: each(first[name], second[name]) for name in names}
-    return {**second, **found}
+    return {name: one + at * (second[name] - one) for name, one in first.items()}
 
 
 def predicted(there: Mapping[Any, Any], row: Mapping[str, Any], run: Run) -> Figures | str:
@@ -350,16 +324,7 @@ def predicted(there: Mapping[Any, Any], row: Mapping[str, Any], run: Run) -> Fig
 
 
 def rounded(found: Figures) -> Figures:
-    total = found["expected"]
-    return {
-        "low_ms": round(found["low"] / 1e6, 3),
-        "expected_ms": round(total / 1e6, 3),
-        "high_ms": round(found["high"] / 1e6, 3),
-        "measured_share": round(found["measured_share"], 3),
-        "bounds": {name: round(ns / total, 3) for name, ns in found["bounds"].items()},
-        "kinds": {name: round(ns / total, 3) for name, ns in found["kinds"].items()},
-        "left_out": [text.split(":")[0] for text in found["left_out"]],
-    }
+    return {f"{name}_ms": round(ns / 1e6, 3) for name, ns in found.items()}
 
 
 def main() -> None:
@@ -393,7 +358,8 @@ def main() -> None:
             known[key] = {"refused": made} if isinstance(made, str) else rounded(made)
         found[row["id"]] = known[key]
     found = {row["id"]: found[row["id"]] for row in rows}
-    text = json.dumps({"rows": found}, indent=1)
+    lines = [f" {json.dumps(name)}: {json.dumps(row)}" for name, row in found.items()]
+    text = '{"rows": {\n' + ",\n".join(lines) + "\n}}"
     if options.write:
         options.write.write_text(text + "\n")
     else:

@@ -44,8 +44,11 @@ def command_list() -> str:
 
 
 def command_reference() -> str:
-    """Every command with its arguments, as argparse knows them."""
-    return "\n\n".join(map(_command, _commands()))
+    """Every command with its arguments, as argparse knows them. Those of an earlier command are not
+    described again.
+    """
+    described: dict[tuple[str, str], str] = {}
+    return "\n\n".join(_command(name, described) for name in _commands())
 
 
 def _commands() -> dict[str, str]:
@@ -54,7 +57,11 @@ def _commands() -> dict[str, str]:
     return COMMANDS
 
 
-def _command(name: str) -> str:
+_MANY = 4
+"""So many arguments of an earlier command are left to its table."""
+
+
+def _command(name: str, described: dict[tuple[str, str], str]) -> str:
     module = importlib.import_module(f"gpuprobe.cli.commands.{name.replace('-', '_')}")
     parser = argparse.ArgumentParser(prog=f"gpuprobe {name}", description=module.__doc__)
     module.add_arguments(parser)
@@ -71,13 +78,22 @@ def _command(name: str) -> str:
     usage = parser.usage or " ".join(
         [parser.prog, "[options]", *(_positional(action) for action in positionals)]
     )
+    rows = [(f"`{_spelling(a)}`", _help(parser, a)) for a in (*positionals, *options)]
+    earlier: dict[str, list[tuple[str, str]]] = {}
+    for row in rows:
+        if row[1] and row in described:
+            earlier.setdefault(described[row], []).append(row)
+        described.setdefault(row, name)
+    again = {other: same for other, same in earlier.items() if len(same) >= _MANY}
+    left_out = {row for same in again.values() for row in same}
     parts = [
         f"## gpuprobe {name}",
         f"```text\n{usage % {'prog': parser.prog}}\n```",
         docstring(parser.description),
-        table(
-            ("argument", "meaning"),
-            [(f"`{_spelling(a)}`", _help(parser, a)) for a in (*positionals, *options)],
+        table(("argument", "meaning"), [row for row in rows if row not in left_out]),
+        *(
+            f"As in [`gpuprobe {other}`](#gpuprobe-{other}): {', '.join(row[0] for row in same)}."
+            for other, same in again.items()
         ),
     ]
     examples = "\n".join(f"# {text}\n{line}" for line, text in module.EXAMPLES.items())
@@ -593,12 +609,8 @@ def gpus() -> str:
 
 SECTIONS: dict[str, Callable[[], str]] = {
     "blind-truth": partial(results_of, "blind_truth"),
-    "blind-truth-second": partial(results_of, "blind_truth", "second"),
     "serving-logs": partial(results_of, "serving_logs"),
-    "serving-table": partial(results_of, "serving_table"),
-    "serving-cost": partial(results_of, "serving_cost"),
     "step-time-truths": partial(results_of, "step_time_compare"),
-    "step-time-truths-second": partial(results_of, "step_time_compare", "second"),
     "layers": layers,
     "packages": packages,
     "gate-metrics": gate_metrics,

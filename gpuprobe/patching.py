@@ -13,8 +13,7 @@ import importlib.abc
 import importlib.machinery
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, TypeVar, cast
 
@@ -47,23 +46,6 @@ def original_of(value: Any) -> Any:
     while id(value) in _originals:
         value = _originals[id(value)]
     return value
-
-
-@contextmanager
-def originals() -> Iterator[None]:
-    """Restore everything to its state before the first replacement, for code that makes tables of
-    what it finds.
-    """
-    now = []
-    for (_, name), found in _active.items():
-        owner = found[0].owner
-        now.append((owner, name, vars(owner).get(name, _ABSENT)))
-        _put(owner, name, found[0].before)
-    try:
-        yield
-    finally:
-        for owner, name, value in now:
-            _put(owner, name, value)
 
 
 def open_at_exit(manager: _Manager) -> _Manager:

@@ -18,7 +18,7 @@ import linecache
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
@@ -26,8 +26,6 @@ from typing import Final
 
 from gpuprobe.model.place import NoPlace, Place, SourceLine, program_name
 from gpuprobe.model.trace import Frame, StackTable
-
-UserFrame = Callable[[Frame], bool]
 
 PACKAGE: Final = str(Path(__file__).parent) + os.sep
 """The prefix of the file names of gpuprobe's own code."""
@@ -296,13 +294,12 @@ def module_row(module: str, stack: int, *, before: bool) -> str:
 class Lines:
     """The source line of each stack id; each stack is searched once.
 
-    The line is the innermost frame for which ``is_user`` holds. If there is none, it is the
-    `NoPlace` with the reason.
+    The line is that of the innermost frame of the user; if there is none, the `NoPlace` with the
+    reason.
     """
 
-    def __init__(self, stacks: StackTable, is_user: UserFrame = is_user_frame) -> None:
+    def __init__(self, stacks: StackTable) -> None:
         self._stacks = stacks
-        self._is_user = is_user
         self._user: dict[int, bool] = {}  # frame id -> is it the user's
         self._places: dict[int, SourceLine] = {}  # by frame id
         self._frames: dict[int, int] = {}  # stack id -> frame id, or a negative reason
@@ -342,7 +339,7 @@ class Lines:
         for index in ids:
             known = user.get(index)
             if known is None:
-                known = user[index] = self._is_user(frames[index])
+                known = user[index] = is_user_frame(frames[index])
             if known:
                 return index
         if any(frames[index].name.startswith(_ENGINE_NAMES) for index in ids):

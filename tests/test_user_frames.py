@@ -120,7 +120,7 @@ def test_packages_in_packages() -> None:
     file = "/a/site-packages/tool/env/lib/python3.12/site-packages/yaml/reader.py"
     assert package_path(file) == "yaml/reader.py"
     assert file_and_line(file, 3) == "yaml/reader.py:3"
-    assert Naming("/a", is_user_frame).file(file) == "site-packages/yaml/reader.py"
+    assert Naming("/a").file(file) == "site-packages/yaml/reader.py"
     assert package_path("/home/u/my-site-packages/x.py") is None
 
 

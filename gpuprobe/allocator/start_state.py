@@ -33,7 +33,6 @@ from gpuprobe.model.memory import BlockState, TraceAction
 from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
 
 _ALLOC: Final = TraceAction.ALLOC.code
-_FREE_REQUESTED: Final = TraceAction.FREE_REQUESTED.code
 _FREE_COMPLETED: Final = TraceAction.FREE_COMPLETED.code
 _SEGMENT_ALLOC: Final = TraceAction.SEGMENT_ALLOC.code
 _SEGMENT_FREE: Final = TraceAction.SEGMENT_FREE.code

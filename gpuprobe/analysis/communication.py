@@ -42,10 +42,9 @@ def detailed_steps(rank: RankRecording) -> list[Step]:
     return [step for step in islice(rank.steps, _FIRST_STEPS) if step.exchanges]
 
 
-def detailed_step(rank: RankRecording, index: int | None = None) -> Step | None:
-    """The last whole step of `detailed_steps`, or the one with this index. None if there is
-    none."""
-    some = [step for step in detailed_steps(rank) if index in (None, step.index)]
+def detailed_step(rank: RankRecording) -> Step | None:
+    """The last whole step of `detailed_steps`; None if there is none."""
+    some = detailed_steps(rank)
     whole = [step for step in some if step.ended_by != "end"]
     return next(reversed(whole or some), None)
 

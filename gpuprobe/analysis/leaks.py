@@ -23,7 +23,7 @@ from gpuprobe.model.place import SourceLine
 from gpuprobe.model.record import record
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import ReadStatus, Unavailable
-from gpuprobe.user_frames import Lines, UserFrame, is_user_frame
+from gpuprobe.user_frames import Lines
 
 
 @record(frozen=True, slots=True)
@@ -95,7 +95,6 @@ def leaks(
     boundaries: Sequence[int] | None = None,
     *,
     survive: int = 2,
-    is_user: UserFrame = is_user_frame,
 ) -> Leaks | Unavailable:
     """The survivors of one trace that covers several steps.
 
@@ -112,7 +111,7 @@ def leaks(
         boundaries, source = found
     boundaries = sorted(boundaries)
     last = len(boundaries)
-    lines = Lines(ledger.trace.stacks, is_user)
+    lines = Lines(ledger.trace.stacks)
     tally = _Tally(range(last + 1), survive)
     freed = ledger.freed
     edges = [bisect_left(ledger.start, boundary, 0, ledger.made) for boundary in boundaries]
@@ -132,7 +131,6 @@ def leaks_over_steps(
     traces: Iterable[MemoryTrace],
     *,
     survive: int = 2,
-    is_user: UserFrame = is_user_frame,
 ) -> Leaks | Unavailable:
     """The survivors of a recording: one trace per step of one device, in the order of steps.
 
@@ -142,7 +140,7 @@ def leaks_over_steps(
     trace, have no step and are left out. During such a gap the allocator may reuse addresses, so a
     block counts as the same only if no block of its line and size was ever freed.
     """
-    follower = _Follower(is_user)
+    follower = _Follower()
     for trace in traces:
         follower.add(trace)
     if not follower.numbers:
@@ -169,8 +167,7 @@ class _Follower:
     step that freed them; ``numbers``: of the steps.
     """
 
-    def __init__(self, is_user: UserFrame) -> None:
-        self._is_user = is_user
+    def __init__(self) -> None:
         # Line and size of blocks that were freed after their own trace.
         self._recycled: set[tuple[SourceLine, int]] = set()
         self.alive: dict[int, _Owner] = {}
@@ -182,7 +179,7 @@ class _Follower:
     def add(self, trace: MemoryTrace) -> None:
         is_next = self._count(trace)
         ledger = ledger_of(trace)
-        lines = Lines(trace.stacks, self._is_user)
+        lines = Lines(trace.stacks)
         addresses = ledger.values("address", range(len(ledger)))
         # Part of a step may have no trace, so the number alone is not enough.
         is_next = is_next and self.alive.keys() <= set(addresses[ledger.made :])

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuprobe.analysis.baseline import (
-    MODELLED,
     SIMULATED,
     Baseline,
     CheckResult,
@@ -30,7 +29,7 @@ from gpuprobe.analysis.baseline import (
     with_repeats,
 )
 from gpuprobe.analysis.baseline.check import MeasuredRun, not_compared
-from gpuprobe.errors import DataError, MissingExtra, ProgramFailed, UsageError
+from gpuprobe.errors import DataError, MissingExtra, ProgramFailed
 from gpuprobe.gate.files import (
     read_baseline,
 )
@@ -351,20 +350,6 @@ def measure_as_planned(
     return replace(found, command=plan.command)
 
 
-def refuse_modelled(before: Baseline, plan: CheckPlan, path: str | os.PathLike[str]) -> None:
-    """Raise UsageError for a baseline in the file ``path`` that an earlier version measured on its
-    model of a GPU: the figures of torch's own CUDA code differ. A plan that accepts a different
-    environment is compared anyway.
-    """
-    device = before.environment.get("device", "")
-    if device.startswith(MODELLED) and not plan.accept_environment:
-        raise UsageError(
-            f"{os.fspath(path)} was measured on a model of a GPU ({device}), which gpuprobe no "
-            "longer has",
-            hint=f"renew it: {plan.commands(os.fspath(path))[0]}",
-        )
-
-
 def compare_as_planned(
     before: Baseline,
     after: Baseline,
@@ -520,7 +505,7 @@ def _compare(
     result = check(before, after)
     if path is None or not result.regressions:
         return result, None
-    found = history(before, path, root, after.sources)
+    found = history(before, path, root)
     if found is None:
         return result, None
     result = check(found.baseline, after)

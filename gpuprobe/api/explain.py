@@ -20,7 +20,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from gpuprobe.analysis.growth import growth_of
 from gpuprobe.analysis.peak.needs import Biographies, needs_at
@@ -66,7 +66,9 @@ from gpuprobe.causes.recorded import (
     certain_causes,
     growth_cause,
     kept_causes,
+    over_steps,
     recorded_holders,
+    replayed,
     unneeded,
 )
 from gpuprobe.causes.rules import graphs
@@ -106,6 +108,9 @@ _LAST_SECONDS: Final = 10.0
 _HOLDERS: Final = (
     "what holds the memory at the peak is only known as far as it was found at the ends of steps"
 )
+_AS_MUCH: Final = 1.1
+"""How many times the replayed peak the tried one may be: otherwise the edit may have the wrong
+place."""
 _NO_EDIT: Final = Unavailable("no edit is made for this")
 _OF_THE_FIRST_RUN: Final = 0.5
 """The share of the time after which the first run is stopped: a second one to the same moment, for
@@ -126,6 +131,14 @@ class Subject:
     def words(self) -> list[str]:
         """The program as arguments of a command."""
         return [*(["-m"] if self.module else []), self.target, *self.arguments]
+
+
+class _Held(NamedTuple):
+    """What holds memory at the peak, by row of the ledger, and what else does; None if that search
+    was not finished."""
+
+    first: Mapping[int, Holder]
+    others: Mapping[int, Holder] | None
 
 
 def explain(
@@ -196,18 +209,22 @@ class _Explaining:
         if isinstance(needs, Unavailable):
             raise UsageError(f"nothing to explain: {needs.reason}")
         endless = self._ended is RunEnd.OUT_OF_MEMORY and not failed
-        holders = self._holders(lives, mark, endless=endless, failed=failed)
+        held = self._holders(lives, mark, endless=endless, failed=failed)
         diagnosed = causes_at(
             lives,
             mark.event,
-            recorded_holders(mark) if holders is None else holders,
+            recorded_holders(mark) if held is None else held.first,
             failed=failed,
             variable=self._variables.assigned,
-            otherwise=unneeded if holders is None else None,
+            otherwise=unneeded if held is None else None,
+            others=None if held is None else held.others,
         )
         if not failed:
             diagnosed = certain_causes(site, lives, diagnosed)
-        causes = self._causes(list(islice(diagnosed, _MOST_CAUSES)), needs.total, failed=failed)
+        chosen = list(islice(diagnosed, _MOST_CAUSES))
+        if not failed:
+            chosen = list(over_steps(site, mark, chosen))
+        causes = self._causes(chosen, needs.total, failed=failed)
         if not failed:
             causes = (*causes, *kept_causes(site, causes))
             causes = causes or tuple(growth_cause(site, growth_of(site), None))
@@ -324,14 +341,14 @@ class _Explaining:
 
     def _holders(
         self, lives: Biographies, mark: HighWater, *, endless: bool, failed: bool
-    ) -> Mapping[int, Holder] | None:
-        """What holds the memory that is not needed, by row of the ledger; None if unknown."""
+    ) -> _Held | None:
+        """What holds the memory that is not needed; None if unknown."""
         from gpuprobe.sampler.tracing.inspection import REQUEST
 
         unneeded = [b for b in searched_at(lives, mark.event, failed=failed) if lives.made[b.row]]
         least = LEAST * lives.tensors(mark.event)
         if mark.event < 0 or sum(block.bytes for block in unneeded) < least:
-            return {}
+            return _Held({}, {})
         if time.monotonic() > self._until:
             self._notes.append(f"{_HOLDERS}: the time was over")
             return None
@@ -358,10 +375,14 @@ class _Explaining:
         answer = json.loads(result.read_text(encoding="utf-8"))
         if answer["incomplete"]:
             self._notes.append(f"the search for holders is incomplete: {answer['incomplete']}")
-        return {
-            unneeded[int(number)].row: from_plain(Holder, plain)
-            for number, plain in answer["holders"].items()
-        }
+        first, others = (
+            {
+                unneeded[int(number)].row: from_plain(Holder, plain)
+                for number, plain in answer[name].items()
+            }
+            for name in ("holders", "others")
+        )
+        return _Held(first, None if answer["others_incomplete"] else others)
 
     # -- causes and trials
 
@@ -376,18 +397,16 @@ class _Explaining:
         causes = []
         for found in diagnosed:
             one = self._refined(found)
-            effect = Effect(Certainty.REPLAYED, peak, one.without, one.assumed)
-            useless = False
+            effect = replayed(one, peak)
             edits = self._edits(one)
-            for candidate in edits if self._ended is RunEnd.COMPLETE else ():
-                if effect.certainty is Certainty.REPLAYED:
-                    effect = self._tried(candidate, effect)
-                if effect.certainty is Certainty.TRIED and _saves_little(effect):
-                    note = "an edit was tried, and saves less"
-                    effect = Effect(Certainty.REPLAYED, peak, one.without, one.assumed, note=note)
-                    useless = one.answer.edit is EditKind.DELETE
-            if useless and effect.certainty is not Certainty.TRIED:
-                continue  # other memory is as high a moment later
+            if self._ended is RunEnd.COMPLETE:
+                tried = self._best(edits, effect)
+                if tried.certainty is not Certainty.TRIED or not _saves_little(tried):
+                    effect = tried
+                elif one.answer.edit is EditKind.DELETE:
+                    continue  # other memory is as high a moment later
+                else:
+                    effect = replace(effect, note="an edit was tried, and saves less")
             kept_at = _kept_at(one, edits) or _stored_at(one, files_of(one, self._script))
             causes.append(cause_of(one, effect, kept_at))
         return tuple(causes)
@@ -527,6 +546,20 @@ class _Explaining:
             RemedyRequest({candidate.path: [candidate.edit]}), left
         )
 
+    def _best(self, edits: Sequence[EditCandidate], replayed: Effect) -> Effect:
+        """The effect of the best edit: of one that saves about as much as the replay, no other is
+        tried.
+        """
+        best = replayed
+        for candidate in edits:
+            tried = self._tried(candidate, replayed)
+            better = tried.certainty is Certainty.TRIED and _after(tried) < _after(best)
+            if best.certainty is not Certainty.TRIED or better:
+                best = tried
+            if best.certainty is Certainty.TRIED and _after(best) <= _AS_MUCH * _after(replayed):
+                break
+        return best
+
     def _tried(self, candidate: EditCandidate, replayed: Effect) -> Effect:
         """The effect of an edit, if the changed program needs less; otherwise the replayed one."""
         result = self._try(candidate)
@@ -563,6 +596,11 @@ def _saves_little(effect: Effect) -> bool:
     return isinstance(effect.after, int) and (
         effect.before - effect.after < LEAST_EFFECT * effect.before
     )
+
+
+def _after(effect: Effect) -> int:
+    """The bytes with a change; those without it if that is unknown."""
+    return effect.before if isinstance(effect.after, Unavailable) else effect.after
 
 
 def _saved(cause: MemoryCause) -> int:

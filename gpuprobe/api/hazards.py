@@ -146,17 +146,15 @@ def write_hazards(
     from gpuprobe.reporters.ci.sarif import write as write_sarif
     from gpuprobe.reporters.json.hazards import write as write_json
 
-    known = None if found.comparison is None else found.comparison.known
-    new = found.races if found.comparison is None else found.comparison.new
     root = str(Path.cwd())
 
     def sarif_to(stream: io.StringIO) -> None:
         repository = checkout(os.environ, root)
         where = {"root": root, "elsewhere": elsewhere, "repository": repository}
-        write_sarif(found.findings, stream, known=known, failed=found.failed, **where)
+        write_sarif(found.findings, stream, failed=found.failed, **where)
 
     def junit_to(stream: io.StringIO) -> None:
-        write_junit(new, stream, suite="hazards", known=known or (), failed=found.failed)
+        write_junit(found.races, stream, suite="hazards", failed=found.failed)
 
     def json_to(stream: io.StringIO) -> None:
         write_json(found, stream)

@@ -1,4 +1,4 @@
-"""Recordings in other formats: an HTML page, flame graph, Perfetto, torch snapshot; results in
+"""Recordings in other formats: an HTML page, Perfetto, torch snapshot; results in
 notebooks; findings as annotations.
 """
 
@@ -135,67 +135,13 @@ def read_hazards(path: StrPath) -> Hazards:
     return from_document(found, str(where))
 
 
-def write_flamegraph(
-    recording: Recording, path: StrPath, *, force: bool = False
-) -> tuple[Path, ...]:
-    """Write the peak as a flame graph: one HTML page that needs nothing else. If the peak's step
-    has no trace, the page shows the highest traced step, and its title names that step.
-
-    Returns the path. Raises UsageError if ``path`` exists (unless ``force``) or cannot be written,
-    DataError if the recording has no trace of the peak's device.
-    """
-    from gpuprobe.analysis.peak.flame import every_frame, flame_tree, informative_frames
-    from gpuprobe.analysis.peak.peaks import (
-        device_peaks,
-        high_water_at,
-        nearest_trace,
-        overall_peak,
-    )
-    from gpuprobe.model.text import human_bytes
-    from gpuprobe.model.values import Unavailable
-    from gpuprobe.reporters.viewers import flamegraph
-
-    site = overall_peak(recording, device_peaks(recording))
-    if site is None:
-        raise DataError(f"{recording.path} has no peak to draw", hint=_NEEDS_TRACE)
-    mark, step, title, below = high_water_at(site), site.step, "Memory at the peak", ""
-    nearest = nearest_trace(site) if isinstance(mark, Unavailable) else None
-    if nearest is not None:
-        step, mark = nearest
-        title = f"Memory at the high water mark of step {step.index}"
-        below = "the highest traced step"
-        if not isinstance(site.amount, Unavailable):
-            less = human_bytes(max(0, site.amount.at_least - mark.allocated))
-            below += f": {less} below the peak"
-    if isinstance(mark, Unavailable):
-        # At level trace the reason names the step to trace.
-        hint = "" if site.rank.session.level == "trace" else _NEEDS_TRACE
-        raise DataError(f"the peak has no stacks to draw: {mark.reason}", hint=hint)
-    root = f"{'peak' if nearest is None else 'high water mark'} of {mark.device}"
-    tree = flame_tree(mark, informative_frames, root=root)
-    where = [mark.device] + ([f"in phase {mark.phase}"] if mark.phase else [])
-    if step is not None:
-        where.append(f"in step {step.index}")
-    if below:
-        where.append(below)
-    with new_file(path, force) as stream:
-        flamegraph.write(
-            tree,
-            _text(stream),
-            title=f"{title}: {Path(recording.path).name}",
-            subtitle=", ".join(where),
-            whole=flame_tree(mark, every_frame, root=root),
-        )
-    return (Path(path),)
-
-
 def write_perfetto(recording: Recording, path: StrPath, *, force: bool = False) -> tuple[Path, ...]:
     """Write the traces as Chrome trace JSON for ui.perfetto.dev; gzipped for a name in ``.gz``.
     Operations with other ranks are included for the steps in which they were recorded one by one,
     and the predicted course of a step, if its work was recorded.
 
-    The file contains all ranks. Returns its path. Raises UsageError as `write_flamegraph` does,
-    DataError if there is neither a trace nor such an operation.
+    The file contains all ranks. Returns its path. Raises UsageError if ``path`` exists (unless
+    ``force``) or cannot be written, DataError if there is neither a trace nor such an operation.
     """
     from gpuprobe.analysis.communication import detailed_steps
     from gpuprobe.analysis.launches import counted_steps
@@ -258,7 +204,7 @@ def write_snapshot(recording: Recording, path: StrPath, *, force: bool = False) 
     """Write the traces as a torch memory snapshot, for pytorch.org/memory_viz.
 
     The format has no ranks: of several ranks each gets a file, with the rank in its name
-    (``run.rank0.pickle``). Returns the paths. Raises UsageError as `write_flamegraph` does, or if
+    (``run.rank0.pickle``). Returns the paths. Raises UsageError as `write_perfetto` does, or if
     there is no trace of a CUDA device; DataError without any trace.
     """
     from gpuprobe.reporters.viewers import torch_snapshot
@@ -285,7 +231,6 @@ class View(NamedTuple):
 
 
 VIEWS: dict[str, View] = {
-    "flamegraph": View(write_flamegraph, "FILE.html", "the peak as a flame graph"),
     "perfetto": View(write_perfetto, "FILE.json[.gz]", "the trace for ui.perfetto.dev"),
     "snapshot": View(write_snapshot, "FILE.pickle", "a torch memory snapshot for torch's viewer"),
 }

@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from gpuprobe.analysis.peak.needs import Biographies
-from gpuprobe.causes.answer import Answer
+from gpuprobe.causes.answer import Answer, EditKind
 from gpuprobe.causes.cache import LEAST_CACHED, Cache, CachedMemory
 from gpuprobe.causes.groups import (
     LEAST,
     HeldBlock,
     HeldGroup,
-    ProgramStacks,
     blocks_at,
     groups_of,
     held_blocks,
 )
 from gpuprobe.causes.live_memory import Excess, LiveMemory, Variable
+from gpuprobe.causes.replays import FreedEarly, KindedTrace, Remedy, Replay, Smaller
 from gpuprobe.causes.rules import CACHED, LARGER, RULES, exceptions
 from gpuprobe.causes.rules.gradients import LATE_GRADIENTS
+from gpuprobe.model.causes import Bound
 from gpuprobe.model.needs import Need
 from gpuprobe.model.place import Place
-from gpuprobe.model.run.holders import Holder, HolderRoot
+from gpuprobe.model.run.holders import Holder, HolderRoot, Kept
 
 LEAST_EFFECT = 0.05
 """The share of the tensors at the peak that a remedy has to save: other memory may be as high a
 moment later."""
 
-FREED_EARLY = "with this memory freed after its last use"
+FREED_EARLY = "with what only this holder keeps freed after its last use"
+FREED_AFTER_USE = "with this memory freed after its last use, if nothing else holds it"
+
+
+NO_GRAD = "with torch.no_grad():"
+"""The code of a remedy by which no graph is made."""
 
 
 class Diagnosed(NamedTuple):
@@ -37,11 +43,21 @@ class Diagnosed(NamedTuple):
     group: HeldGroup
     answer: Answer
     without: int
-    """The most memory in the trace, in bytes, without it."""
+    """The most memory in the trace, in bytes, without it; if nothing else holds it."""
+    replay: Replay
     assumed: str = FREED_EARLY
     """What `without` assumes, in words."""
     kept_at: Place | None = None
     """The line to change, if that is not where the memory is allocated."""
+    bound: Bound = Bound.EXACT
+    """Whether the program may need more without it, as what else holds it is unknown, or less."""
+
+    def answered(self, answer: Answer) -> Diagnosed:
+        """The same memory with another answer."""
+        replay = self.replay
+        if isinstance(replay, FreedEarly):
+            replay = replay.with_remedy(remedy_of(answer))
+        return self._replace(answer=answer, replay=replay)
 
 
 def causes_at(
@@ -52,21 +68,27 @@ def causes_at(
     failed: bool = False,
     variable: Variable = lambda frames: "",
     otherwise: Callable[[HeldGroup], Answer | None] | None = None,
+    others: Mapping[int, Holder] | None = None,
 ) -> Iterator[Diagnosed]:
     """The causes of memory just after an event, the one that saves most first. ``holders``: what
-    holds the blocks, by row of the ledger (`searched_at`). ``variable``: see `LiveMemory`.
-    ``failed``: memory ran out here, so what the program would have used later is unknown: only what
-    its exception holds is a cause. ``otherwise``: one more rule of memory that is not needed, the
-    last.
+    holds the blocks, by row of the ledger (`searched_at`); ``others``: what else holds some of
+    them, None if unknown. ``variable``: see `LiveMemory`. ``failed``: memory ran out here, so what
+    the program would have used later is unknown: only what its exception holds is a cause.
+    ``otherwise``: one more rule of memory that is not needed, the last.
     """
     peak = max(lives.ledger.allocated_after())
     least = LEAST_EFFECT * lives.tensors(event)
-    found = list(_unneeded(lives, event, holders, otherwise, failed=failed))
+    traced = KindedTrace(lives)
+    found = list(_unneeded(traced, event, holders, otherwise, others, failed=failed))
     if not failed:
         live = LiveMemory(lives, event, holders, variable)
         # Of memory whose end would come too late, why that is counts, not its size.
         late = {b.row for one in found if peak - one.without >= least for b in one.group.blocks}
-        found += [one for _, one in _larger(live) if 2 * one.group.outside(late) >= one.group.bytes]
+        found += [
+            one
+            for _, one in _larger(live, traced)
+            if 2 * one.group.outside(late) >= one.group.bytes
+        ]
     known: set[int] = set()
     # What a remedy saves counts, but not what it saves of others' memory.
     saved = {
@@ -88,7 +110,7 @@ def searched_at(lives: Biographies, event: int, *, failed: bool = False) -> list
     blocks = {block.row: block for block in blocks_at(lives, event, failed=failed)}
     if not failed:
         live = LiveMemory(lives, event)
-        for excess, _ in _larger(live):
+        for excess, _ in _larger(live, KindedTrace(lives)):
             rows = dict.fromkeys((*excess.rows, *excess.named), Need.LATER)
             blocks.update((block.row, block) for block in held_blocks(lives, rows))
     return list(blocks.values())
@@ -106,33 +128,72 @@ def cached_causes(cache: Cache) -> Iterator[CachedMemory]:
 
 
 def _unneeded(
-    lives: Biographies,
+    traced: KindedTrace,
     event: int,
     holders: Mapping[int, Holder],
     otherwise: Callable[[HeldGroup], Answer | None] | None,
+    others: Mapping[int, Holder] | None,
     *,
     failed: bool,
 ) -> Iterator[Diagnosed]:
+    lives = traced.lives
     blocks = blocks_at(lives, event, failed=failed)
     last = () if otherwise is None else (otherwise,)
     for group in groups_of(blocks, holders, lives.tensors(event)):
         for rule in (*((exceptions.diagnose,) if failed else RULES), *last):
             answer = rule(group)
             if isinstance(answer, Answer):
-                yield Diagnosed(group, answer, _without(lives, group.blocks))
+                alone = FreedEarly(traced, event, group.blocks, {}, {})
+                kept = [*group.blocks, *_by_graphs_alone(group, blocks, holders)]
+                replay = FreedEarly(traced, event, kept, holders, others or {}, remedy_of(answer))
+                yield Diagnosed(
+                    group,
+                    answer,
+                    alone.peak(traced),
+                    replay,
+                    FREED_AFTER_USE if others is None else FREED_EARLY,
+                    bound=Bound.OR_MORE if others is None else Bound.EXACT,
+                )
             if answer is not None:
                 break
 
 
-def _larger(live: LiveMemory) -> Iterator[tuple[Excess, Diagnosed]]:
+def _by_graphs_alone(
+    group: HeldGroup, blocks: Iterable[HeldBlock], holders: Mapping[int, Holder]
+) -> Iterator[HeldBlock]:
+    """The blocks of a group's graphs, if no name leads to these: what only C++ holds."""
+    if group.holder is None or group.holder.root is not HolderRoot.OUTSIDE:
+        return
+    if group.holder.kept in (Kept.GRAD, Kept.SAVED, Kept.VARIABLE):
+        known = {block.row for block in group.blocks}
+        for block in blocks:
+            holder = holders.get(block.row)
+            outside = holder is not None and holder.root is HolderRoot.OUTSIDE
+            if outside and block.row not in known and block.need.needless:
+                yield block
+
+
+def remedy_of(answer: Answer) -> Remedy:
+    """What goes of the memory that an answer is about."""
+    if answer.edit is EditKind.DETACH:
+        return Remedy.DETACHED
+    return Remedy.NO_GRAPH if answer.code == NO_GRAD else Remedy.RELEASED
+
+
+def _larger(live: LiveMemory, traced: KindedTrace) -> Iterator[tuple[Excess, Diagnosed]]:
     for rule in LARGER:
         for excess in rule(live):
-            one = _diagnosed(live, excess)
+            one = _diagnosed(live, traced, excess, rule)
             if one is not None:
                 yield excess, one
 
 
-def _diagnosed(live: LiveMemory, excess: Excess) -> Diagnosed | None:
+def _diagnosed(
+    live: LiveMemory,
+    traced: KindedTrace,
+    excess: Excess,
+    rule: Callable[[LiveMemory], Iterator[Excess]],
+) -> Diagnosed | None:
     """The cause, if it is large enough."""
     saved = sum(
         live.size[row] - min(live.size[row], excess.sizes.get(row, 0)) for row in excess.rows
@@ -149,25 +210,13 @@ def _diagnosed(live: LiveMemory, excess: Excess) -> Diagnosed | None:
         live.tensors,
         chosen=held_blocks(live.lives, {excess.main: Need.LATER})[0],
     )
-    return Diagnosed(group, excess.answer, live.without(excess), excess.assumed, excess.kept_at)
-
-
-def _without(lives: Biographies, blocks: tuple[HeldBlock, ...]) -> int:
-    """The most memory in the trace if these blocks, and all others from the same places in the
-    program, were freed after their last use, and made no earlier than the step of their first one.
-    """
-    ledger = lives.ledger
-    ends = list(ledger.freed)
-    early = lives.ends_of_use()
-    stacks = ProgramStacks(ledger.trace.stacks)
-    places = {stacks.lines(ledger.stack[block.row]) for block in blocks}
-    for row, stack in enumerate(ledger.stack):
-        if stacks.lines(stack) in places:
-            ends[row] = early[row]
-    waiting = [block for block in blocks if block.need is Need.NOT_YET]
-    used = max((b for b in waiting if b.last_use), key=lambda b: b.bytes, default=None)
-    for block in blocks:
-        ends[block.row] = early[block.row]
-        if block.need is Need.NOT_YET and block is not used:
-            ends[block.row] = ledger.start[block.row]
-    return max(ledger.running(ends))
+    replay = Smaller(traced, excess, rule)
+    return Diagnosed(
+        group,
+        excess.answer,
+        replay.peak(traced),
+        replay,
+        excess.assumed,
+        excess.kept_at,
+        excess.bound,
+    )

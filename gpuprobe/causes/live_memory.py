@@ -12,6 +12,7 @@ from gpuprobe.analysis.peak.needs import Biographies
 from gpuprobe.analysis.trace.categories import categories
 from gpuprobe.causes.answer import Answer
 from gpuprobe.causes.groups import ProgramStacks
+from gpuprobe.model.causes import Bound
 from gpuprobe.model.memory import Category
 from gpuprobe.model.needs import Need
 from gpuprobe.model.place import NoPlace, Place
@@ -53,6 +54,8 @@ class Excess:
     kept_at: Place | None = None
     named: Sequence[int] = ()
     """Other rows whose holders the answer names."""
+    bound: Bound = Bound.EXACT
+    """Whether the changed program may need more or less than with these sizes and ends."""
 
 
 class LiveMemory:
@@ -196,13 +199,3 @@ class LiveMemory:
     def end_after(self, operator: int) -> int:
         """The first event after an operator."""
         return bisect_right(self.lives.operator, operator)
-
-    def without(self, excess: Excess) -> int:
-        """The most memory in the trace, in bytes, without an excess."""
-        sizes = list(self.size)
-        ends = list(self.ledger.freed)
-        for row, size in excess.sizes.items():
-            sizes[row] = min(size, sizes[row])
-        for row, end in excess.ends.items():
-            ends[row] = min(ends[row], max(end, self.ledger.start[row] + 1))
-        return max(self.ledger.running(ends, sizes))

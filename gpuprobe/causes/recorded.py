@@ -18,13 +18,14 @@ from gpuprobe.analysis.growth import MINIMUM_SHARE, Growth, keeper
 from gpuprobe.analysis.peak.needs import Biographies
 from gpuprobe.analysis.peak.peaks import HighWater, PeakSite, by_category, live_at, window_of
 from gpuprobe.causes.answer import Answer, EditKind
-from gpuprobe.causes.find import Diagnosed, causes_at
+from gpuprobe.causes.find import NO_GRAD, Diagnosed, causes_at
 from gpuprobe.causes.groups import HeldGroup
+from gpuprobe.causes.replays import RunPeak, over_all_steps
 from gpuprobe.causes.rules import cycles, graphs
 from gpuprobe.causes.rules.gradients import LATE_GRADIENTS
 from gpuprobe.causes.wording import kept_in
 from gpuprobe.errors import DataError
-from gpuprobe.model.causes import Certainty, Effect, MemoryCause
+from gpuprobe.model.causes import Bound, Certainty, Effect, MemoryCause
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.memory import Category, TraceAction
 from gpuprobe.model.needs import Need
@@ -49,7 +50,6 @@ GROWTH = "growth"
 EVALUATION = "evaluation"
 """The rule of forward passes that train nothing and keep what a backward pass would use."""
 
-_NO_GRAD: Final = "with torch.no_grad():"
 _MOST = 5
 _FAILED = Unavailable("what the program would allocate next is unknown")
 _OOM = TraceAction.OOM.code
@@ -101,6 +101,11 @@ def _untried(
     )
 
 
+_UNKNOWN: Final = Unavailable("what other steps would need is unknown: they have no trace")
+_LEAST_KNOWN: Final = 0.25
+"""The share of what a remedy may save that it saves though other holders keep theirs, at least: a
+remedy that saves less is a change of another kind than what is replayed."""
+
 _BY_STEPS = "it depends on the number of steps"
 
 
@@ -147,10 +152,38 @@ def causes_in(site: PeakSite, mark: HighWater) -> tuple[MemoryCause, ...] | Unav
             return tuple(cause_of(one, untried) for one in found)
         lives = _Failed(mark, _begin_of_step_before(site, mark))
     every = certain_causes(site, lives, causes_at(lives, event, holders, otherwise=unneeded))
+    chosen = over_steps(site, mark, list(islice(every, _MOST)))
+    return tuple(cause_of(one, replayed(one, mark.allocated)) for one in chosen)
+
+
+def over_steps(
+    site: PeakSite, mark: HighWater, diagnosed: Sequence[Diagnosed]
+) -> tuple[Diagnosed, ...]:
+    """The causes with the most memory of all steps, not only that of the peak, and with what else
+    holds theirs.
+    """
+    knowns = over_all_steps(site, [one.replay for one in diagnosed])
     return tuple(
-        cause_of(one, Effect(Certainty.REPLAYED, mark.allocated, one.without, one.assumed))
-        for one in islice(every, _MOST)
+        _with_peak(one, known, mark.allocated) for one, known in zip(diagnosed, knowns, strict=True)
     )
+
+
+def _with_peak(found: Diagnosed, known: RunPeak, before: int) -> Diagnosed:
+    if before - known.peak < _LEAST_KNOWN * (before - found.without):
+        # Something else holds most of it as well, which the remedy may change, too.
+        return found._replace(bound=Bound.OR_MORE)
+    if not known.at_least:
+        return found._replace(without=known.peak)
+    # Neither more nor less is known of a figure that is too high itself.
+    peak = before if found.bound is Bound.OR_LESS else known.peak
+    return found._replace(without=peak, bound=Bound.OR_MORE)
+
+
+def replayed(found: Diagnosed, peak: int) -> Effect:
+    """The effect of a cause as it was replayed. ``peak``: bytes."""
+    if found.bound is Bound.OR_MORE and found.without >= peak:
+        return Effect(Certainty.UNTRIED, peak, _UNKNOWN)
+    return Effect(Certainty.REPLAYED, peak, found.without, found.assumed, bound=found.bound)
 
 
 def certain_causes(
@@ -165,7 +198,7 @@ def certain_causes(
     lines = set()
     for one in diagnosed:
         certain = _certain(one, lives, evaluation, ring)
-        if certain.answer.code == _NO_GRAD:
+        if certain.answer.code == NO_GRAD:
             if one.group.main.made_at in lines:
                 continue
             lines.add(one.group.main.made_at)
@@ -218,24 +251,23 @@ def _certain(
         kept = sum(block.bytes for block in group.blocks if lives.survives(block.row))
         instead = graphs.diagnose(group) or cycles.diagnose(group) or unneeded(group)
         if 2 * kept > group.bytes and instead is not None:
-            return found._replace(answer=instead)
+            return found.answered(instead)
     evaluated = sum(b.bytes for b in group.blocks if _is_evaluation(b.phase))
     replaced = found.answer.rule in (UNNEEDED, "kept-graph")
     if replaced and evaluation is not None and 2 * evaluated > group.bytes:
         called = evaluation.location
         other = called is not None and called != group.main.made_at
         at = f" (the model is called at {called})" if other else ""
-        return found._replace(
-            answer=Answer(
+        return found.answered(
+            Answer(
                 EVALUATION,
                 f"{human_bytes(group.bytes)} from {group.main.made_at} are kept for a backward "
                 f"pass that does not come: an evaluation runs with gradients{at}",
                 "run it without gradients",
-                _NO_GRAD,
+                NO_GRAD,
                 EditKind.NO_GRAD_AT_CALL,
-            ),
-            kept_at=called or found.kept_at,
-        )
+            )
+        )._replace(kept_at=called or found.kept_at)
     if found.answer.rule == UNNEEDED and ring is not None:
         # The collector has run since the peak, so that what held these blocks is gone.
         cycle = " → ".join(f"{one.kind}{one.label}" for one in ring.cycle)
@@ -484,7 +516,7 @@ def evaluation_cause(site: PeakSite, mark: HighWater | Unavailable) -> MemoryCau
         sentence,
         "if these forward passes train nothing, run them without gradients: otherwise each keeps "
         "its activations for as long as its result is kept",
-        _NO_GRAD,
+        NO_GRAD,
     )
     why = "what the run needs then is unknown from its recording"
     return _untried(answer, grown, 0, site.amount.at_least, why)

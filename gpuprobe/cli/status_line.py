@@ -72,12 +72,9 @@ class Progress:
     SECONDS = 5.0
     _SIZE = 200
 
-    def __init__(
-        self, stream: IO[str] | None = None, clock: Callable[[], float] = monotonic
-    ) -> None:
-        self._stream = sys.stderr if stream is None else stream
-        self._clock = clock
-        self._start = clock()
+    def __init__(self) -> None:
+        self._stream = sys.stderr  # the program may replace it
+        self._start = monotonic()
         self._text = mmap.mmap(-1, self._SIZE)
 
     def report(self, text: str) -> None:
@@ -92,7 +89,7 @@ class Progress:
     def line(self) -> str:
         """The line now; "" if nothing was reported."""
         text = self._text[:].rstrip(b"\0").decode("utf-8", "replace")
-        return f"gpuprobe: {visible(text)} · {self._clock() - self._start:.0f} s" if text else ""
+        return f"gpuprobe: {visible(text)} · {monotonic() - self._start:.0f} s" if text else ""
 
     @contextlib.contextmanager
     def printed(self) -> Iterator[None]:

@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuprobe.errors import DataError, UsageError
-from gpuprobe.model.io.files import atomic_write, read_regular, read_text
+from gpuprobe.model.io.files import atomic_write, read_text
 
 if TYPE_CHECKING:
     from gpuprobe.analysis.baseline import Baseline, Tolerance
-    from gpuprobe.hazards.findings.known import KnownFinding
     from gpuprobe.hazards.findings.results import Hazards
-    from gpuprobe.model.findings import Finding
 
 StrPath = str | os.PathLike[str]
 
@@ -133,37 +131,6 @@ def write_runs(
         for name, baseline in baselines.items()
     }
     _write(path, dumps_runs(others | written))
-
-
-def read_known(path: StrPath) -> tuple[KnownFinding, ...]:
-    """The known hazards in a file. Raises UsageError if the file is missing, DataError if it is not
-    a baseline of hazards."""
-    from gpuprobe.hazards.findings.known import loads
-
-    return loads(_text(path, "add --hazards-baseline-update to create it"), str(Path(path)))
-
-
-def ensure_replaceable(path: StrPath) -> None:
-    """Check that a file may be replaced: it is missing, or a baseline of hazards, even a damaged
-    one. Raises DataError otherwise."""
-    from gpuprobe.hazards.findings.known import may_be_one
-
-    file = Path(path)
-    try:
-        replaceable = may_be_one(read_regular(file).decode("utf-8", "replace"))
-    except FileNotFoundError:
-        return
-    except OSError:
-        replaceable = False  # a folder, a device, or larger than any baseline
-    if not replaceable:
-        raise DataError(f"{file} is not a baseline of hazards", hint="name another file")
-
-
-def write_known(findings: Sequence[Finding], path: StrPath) -> None:
-    """Write a baseline of hazards, atomically. Raises UsageError if it cannot be written."""
-    from gpuprobe.hazards.findings.known import dumps, known
-
-    _write(path, dumps(known(findings)))
 
 
 def ensure_writable(*paths: StrPath | None) -> None:

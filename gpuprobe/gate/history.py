@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Final
 
 from gpuprobe.analysis.baseline.model import KeptFile, file_digest
 from gpuprobe.analysis.blame.source import Source, source_of
-from gpuprobe.user_frames import SITE_PACKAGES
 
 if TYPE_CHECKING:
     from gpuprobe.analysis.baseline import Baseline
@@ -50,38 +49,22 @@ class BaselineHistory:
     settings: tuple[str, ...] = ()
 
 
-def history(
-    before: Baseline, path: str | os.PathLike[str], root: str, now: Mapping[str, Source]
-) -> BaselineHistory | None:
+def history(before: Baseline, path: str | os.PathLike[str], root: str) -> BaselineHistory | None:
     """The history of the baseline in the file ``path``, from the repository of the project in
-    ``root``; None without a repository or git, or if the file was never committed. ``now``: the
-    current sources, whose names are used if the baseline has none (an earlier version's).
+    ``root``; None without a repository or git, or if the file was never committed.
     """
     folder = root or str(Path.cwd())
     file = os.path.realpath(path)
-    found = _git(folder, "log", "-1", "--format=%H %P", "--", file)
-    commit, *parents = found.decode().split() if found else [""]
+    found = _git(folder, "log", "-1", "--format=%H", "--", file)
+    commit = found.decode().strip() if found else ""
     if not commit:
         return None
     sources: dict[str, Source] = dict(before.sources)
-    if sources or _is_unchanged(folder, file, has_parents=bool(parents)):
-        names = list(sources) or [name for name in now if not name.startswith(_ELSEWHERE)]
-        for name, text in _texts(folder, commit, names).items():
-            source = source_of(text)
-            if name not in sources or sources[name].statements == source.statements:
-                sources[name] = source
+    for name, text in _texts(folder, commit, list(sources)).items():
+        source = source_of(text)
+        if sources[name].statements == source.statements:
+            sources[name] = source
     return BaselineHistory(commit, replace(before, sources=sources), _changed(folder, commit, file))
-
-
-_ELSEWHERE: Final = (SITE_PACKAGES, ".../", "<")
-
-
-def _is_unchanged(folder: str, file: str, *, has_parents: bool) -> bool:
-    """Whether the file is as it was committed. A commit without parents may only be the oldest one
-    of a shallow clone, which does not count."""
-    if _git(folder, "diff", "--quiet", "HEAD", "--", file) is None:
-        return False
-    return has_parents or _git(folder, "rev-parse", "--is-shallow-repository") == b"false\n"
 
 
 def _texts(folder: str, commit: str, names: Sequence[str]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from gpuprobe.hazard_watch.source import EventSource
 from gpuprobe.hazards import rules
 from gpuprobe.hazards.events import Site
 from gpuprobe.hazards.findings.explain import finding, findings, source_of
-from gpuprobe.hazards.findings.known import fingerprint
+from gpuprobe.hazards.findings.fingerprint import fingerprint
 from gpuprobe.hazards.findings.results import PROOF, Hazards, SyncRow
 from gpuprobe.hazards.ledger import REPLACEMENTS, SyncEntry
 from gpuprobe.model.findings import Finding, Fix

@@ -9,7 +9,7 @@
 * ``observer``: what a device model reports to a check.
 * ``findings.repairs``: one class per kind of repair: its words, its code, its change of the log.
 * ``findings.explain``: from a race to its smallest fix and to a finding.
-* ``findings.results``, ``findings.known``: the results of ranks, and a baseline of known findings.
+* ``findings.results``: the results of ranks, and their merge.
 
 Nothing here imports torch: ``hazard_watch`` translates a program's calls to events.
 """

@@ -19,11 +19,20 @@ class Certainty(str, Enum):
     UNTRIED = "untried"
 
 
+class Bound(str, Enum):
+    """What is known of the memory of a changed program, by a figure."""
+
+    EXACT = "exact"  # as far as it does what a replay assumes
+    OR_MORE = "or_more"  # something else may keep memory, or has to be allocated
+    OR_LESS = "or_less"  # other memory may be smaller as well
+
+
 @record(frozen=True)
 class Effect:
     """The most memory with and without a change, in bytes: allocated, or ``reserved``. ``assumed``:
-    what a replay assumes of the changed program; ``patch``: the change, for ``git apply``;
-    ``note``: why it was not tried, or what is different about the tried run.
+    what a replay assumes of the changed program; ``bound``: whether that needs ``after``, or
+    possibly more or less; ``patch``: the change, for ``git apply``; ``note``: why it was not tried,
+    or what is different about the tried run.
     """
 
     certainty: Certainty
@@ -33,6 +42,7 @@ class Effect:
     reserved: bool = False
     patch: str = ""
     note: str = ""
+    bound: Bound = Bound.EXACT
 
 
 @record(frozen=True)

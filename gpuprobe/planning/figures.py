@@ -50,7 +50,7 @@ _NOT_MODELLED = ("memory that libraries allocate without torch", "other programs
 
 _RANK_UNCERTAINTY = 0.02
 """Of the reserved memory of one of several ranks, in both directions. The error for published peaks
-of torchtitan was up to 0.6%: ``benchmarks/torchtitan_rows.py``."""
+of torchtitan was up to 0.6% (``docs/verification/simulated-gpu.md``)."""
 
 _GROWTH_THRESHOLD = 0.01
 """The growth in the last step that is reported, as a part of the highest end of a step."""

@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 SCHEMA: Final = "gpuprobe.tests"
 VERSION: Final = (1, 0)
-"""(major, minor); a minor version only adds keys.
-
-History:
-* 1.0: first version.
-"""
+"""(major, minor); a minor version only adds keys."""
 
 Figures = Mapping[str, Any]
 """A test's ``peak_allocated``, ``peak_reserved`` and ``left`` in bytes, and its ``group``."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import PurePath
-from typing import TypeVar
 
 from gpuprobe.analysis.communication import communication_of
 from gpuprobe.analysis.completeness import (
@@ -57,7 +56,6 @@ from gpuprobe.model.report import (
     FindingRow,
     GrowthReport,
     Highlights,
-    Key,
     LineRow,
     NearestTrace,
     NonTensorMemory,
@@ -77,8 +75,6 @@ from gpuprobe.model.run.recording import ChildProcess, ChildRow, RankRecording, 
 from gpuprobe.model.run.session import BlindSpot, Step
 from gpuprobe.model.values import Peak, ReadStatus, Unavailable
 from gpuprobe.step_time.recorded import job_time_of
-
-_K = TypeVar("_K", bound=Key)
 
 _NOT_MEASURED = Unavailable("not measured", ReadStatus.NOT_COLLECTED)
 

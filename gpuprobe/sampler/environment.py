@@ -19,13 +19,13 @@ from gpuprobe.model.run.session import Environment, Session
 from gpuprobe.model.values import Bytes, Unavailable
 
 
-def allocator_conf(environ: Mapping[str, str] = os.environ) -> str:
+def allocator_conf() -> str:
     """The allocator settings the program was started with.
 
     torch 2.9 added a name without CUDA in it; if both are set the old one wins, as torch 2.13's
     ``torch._C._accelerator_getAllocatorSettings`` shows.
     """
-    return environ.get("PYTORCH_CUDA_ALLOC_CONF") or environ.get("PYTORCH_ALLOC_CONF", "")
+    return os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF", "")
 
 
 def ranks(environ: Mapping[str, str] = os.environ) -> tuple[int, int, int]:

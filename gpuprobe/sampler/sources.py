@@ -237,31 +237,29 @@ class MarkReader:
         self,
         sources: Sequence[MemorySource],
         host: HostMemory,
-        clock: Callable[[], int] = perf_counter_ns,
     ) -> None:
         self.sources = list(sources)
         self.gpu_mark: Callable[[], TimingEvent | None] | None = None
         """Records an event on the GPU, if there is one (`GpuClock.mark`)."""
         self._host = host
-        self._clock = clock
 
     def __call__(self) -> Mark:
         devices = self._devices()
         gpu = None if self.gpu_mark is None else self.gpu_mark()
-        return Mark(self._clock(), self._host.rss(), self._host.rss_peak(), devices, gpu)
+        return Mark(perf_counter_ns(), self._host.rss(), self._host.rss_peak(), devices, gpu)
 
     def again(self, mark: Mark) -> Mark:
         """A mark right after ``mark``: only gpuprobe ran since, which allocates no GPU memory."""
         if any(device.exact_peak is not None for device in mark.devices):
             return self()
         gpu = None if self.gpu_mark is None else self.gpu_mark()
-        return Mark(self._clock(), self._host.rss(), self._host.rss_peak(), mark.devices, gpu)
+        return Mark(perf_counter_ns(), self._host.rss(), self._host.rss_peak(), mark.devices, gpu)
 
     def without_event(self) -> Mark:
         """A mark that records no event on the GPU: for a thread that does not use it, for
         example.
         """
-        return Mark(self._clock(), self._host.rss(), self._host.rss_peak(), self._devices())
+        return Mark(perf_counter_ns(), self._host.rss(), self._host.rss_peak(), self._devices())
 
     def _devices(self) -> tuple[DeviceMark, ...]:
         devices: tuple[DeviceMark, ...] = ()

@@ -46,7 +46,7 @@ def step_time_of(
     return predict(work, index, of_gpu, per_node=per_node or _per_node(rank))
 
 
-def job_time_of(ranks: Sequence[RankRecording], *, per_node: int = 0) -> StepTime | Unavailable:
+def job_time_of(ranks: Sequence[RankRecording]) -> StepTime | Unavailable:
     """The time of the last whole step that all ranks of a job have, which are played together: see
     `step_time_of`. It is that of the slowest rank; of the first, alone, where the recording lacks a
     rank, or the groups of its collectives, which were not recorded before 2.11.
@@ -56,9 +56,9 @@ def job_time_of(ranks: Sequence[RankRecording], *, per_node: int = 0) -> StepTim
     if isinstance(job, Unavailable):
         return job
     if job is None:
-        return step_time_of(first, per_node=per_node)
+        return step_time_of(first)
     index, steps, of_gpu = job
-    times = predict_together(steps, index, of_gpu, per_node=per_node or _per_node(first))
+    times = predict_together(steps, index, of_gpu, per_node=_per_node(first))
     if isinstance(times, Unavailable):
         return times
     rows = [

@@ -55,7 +55,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def text_of(folder: Path, before: Baseline) -> str | None:
-    found = history(before, folder / "memory.json", str(folder), baseline(CHANGED).sources)
+    found = history(before, folder / "memory.json", str(folder))
     source = None if found is None else found.baseline.sources.get("train.py")
     return None if source is None else source.text
 
@@ -86,22 +86,12 @@ def test_the_commit_has_to_be_what_was_measured(project: Path) -> None:
     assert text_of(project, measured) is None
 
 
-def test_a_baseline_without_sources_has_those_of_its_commit(project: Path) -> None:
-    path = project / "memory.json"
-    old = replace(read_baseline(path), sources={})
-    assert text_of(project, old) == SOURCE
-    # Written anew, and not committed: nobody knows with which source.
-    path.write_text(path.read_text(encoding="utf-8") + "\n", encoding="utf-8")
-    assert text_of(project, old) is None
-
-
 def test_a_shallow_clone_does_not_know_the_baselines_commit(project: Path, tmp_path: Path) -> None:
     (project / "train.py").write_text(CHANGED, encoding="utf-8")
     git(project, "commit", "-q", "-a", "-m", "momentum")
     git(tmp_path, "clone", "-q", "--depth=1", f"file://{project.parent}", "clone")
     clone = tmp_path / "clone" / project.name
     stored = read_baseline(clone / "memory.json")
-    assert text_of(clone, replace(stored, sources={})) is None
     # The digests tell that the source is another one.
     assert text_of(clone, stored) is None
     result = compare(stored, baseline(CHANGED, 9 * MIB), path=clone / "memory.json")
@@ -115,10 +105,10 @@ def test_without_a_repository_nothing_is_added(
     before = read_baseline(path)
     outside = tmp_path / "memory.json"
     outside.write_bytes(path.read_bytes())
-    assert history(before, outside, str(project), {}) is None
-    assert history(before, outside, str(tmp_path), {}) is None
+    assert history(before, outside, str(project)) is None
+    assert history(before, outside, str(tmp_path)) is None
     monkeypatch.setenv("PATH", "")
-    assert history(before, path, str(project), {}) is None
+    assert history(before, path, str(project)) is None
 
 
 def test_a_hook_of_another_repository_does_not_mislead(

@@ -92,7 +92,7 @@ def test_memory_that_grew_is_the_verdict(tmp_path: Path) -> None:
     cause = re.search(r"cause: (1\d\.\d GiB) from script\.py:10 in <module> are never used", text)
     assert cause is not None, text
     assert re.search(r"and kept by history \(a list of \d\d\) fix: drop what is not needed", text)
-    assert f"saves: {cause[1]}: " in text
+    assert f"saves: at most {cause[1]}: " in text
     command = r"gpuprobe estimate --gpu t4 --steps=\d\d script.py"  # as far as the run came
     assert re.fullmatch(command, lines[-1])
     shown = gpuprobe("report", "script.gpuprobe", cwd=tmp_path).stdout

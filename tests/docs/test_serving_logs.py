@@ -73,7 +73,7 @@ def test_start_ups_of_newer_versions_are_those_that_were_frozen() -> None:
 
 
 def test_the_page_has_the_results() -> None:
-    page = (blocks.DOCS / "serving-logs.md").read_text(encoding="utf-8")
+    page = (blocks.DOCS / "verification" / "serving.md").read_text(encoding="utf-8")
     assert serving_logs.page() in page
 
 

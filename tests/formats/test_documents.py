@@ -70,7 +70,6 @@ def test_sarif_is_valid(findings: list[Finding], known: bool, failed: str) -> No
     document = sarif.document(
         findings,
         "/checkout/app",
-        known=findings[:1] if known else None,
         failed=failed if known else "",
         elsewhere="memory.json",
         repository="/checkout",
@@ -140,8 +139,7 @@ def written(findings: Sequence[Finding], **more: Any) -> ET.Element:
 @given(st.lists(found, max_size=5), st.lists(texts, max_size=3), st.text(max_size=9))
 @settings(deadline=None, max_examples=60)
 def test_junit_is_valid(findings: list[Finding], passed: list[str], failed: str) -> None:
-    known = findings[:1]
-    root = written(findings, passed=passed, known=known, failed=failed)
+    root = written(findings, passed=passed, failed=failed)
     assert root.tag == "testsuites"
     ensure_junit(root)
     (suite,) = root

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from sarif_subset import SCHEMA
 
 import gpuprobe
-from gpuprobe.hazards.findings.known import compare, known
 from gpuprobe.hazards.findings.results import Hazards
 from gpuprobe.hazards.rules import RULES
 from gpuprobe.model.findings import Finding, Fix, Level
@@ -64,36 +63,23 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Hazards:
 def test_sarif_of_a_run(found: Hazards) -> None:
     assert found.races[0].location is not None
     root = str(Path(found.races[0].location.file).parent)
-    old = known(found.findings[:1])
-    for comparison in (None, compare(old, found.findings)):
-        stream = io.StringIO()
-        sarif.write(found.findings, stream, root, comparison.known if comparison else None)
-        document = json.loads(stream.getvalue())
-        VALIDATOR.validate(document)
-        (run,) = document["runs"]
-        assert len(run["results"]) == len(found.findings)
-        for result, finding in zip(run["results"], found.findings, strict=True):
-            rule = run["tool"]["driver"]["rules"][result["ruleIndex"]]
-            assert rule["id"] == result["ruleId"] == finding.rule
-            where = result["locations"][0]["physicalLocation"]
-            assert unquote(where["artifactLocation"]["uri"]) == "train ü.py"
-            assert finding.location is not None
-            assert where["region"]["startLine"] == finding.location.line
-            assert result["partialFingerprints"] == {"gpuprobe/v1": finding.fingerprint}
-            states = {None} if comparison is None else {"new", "unchanged"}
-            assert result.get("baselineState") in states
+    stream = io.StringIO()
+    sarif.write(found.findings, stream, root)
+    document = json.loads(stream.getvalue())
+    VALIDATOR.validate(document)
+    (run,) = document["runs"]
+    assert len(run["results"]) == len(found.findings)
+    for result, finding in zip(run["results"], found.findings, strict=True):
+        rule = run["tool"]["driver"]["rules"][result["ruleIndex"]]
+        assert rule["id"] == result["ruleId"] == finding.rule
+        where = result["locations"][0]["physicalLocation"]
+        assert unquote(where["artifactLocation"]["uri"]) == "train ü.py"
+        assert finding.location is not None
+        assert where["region"]["startLine"] == finding.location.line
+        assert result["partialFingerprints"] == {"gpuprobe/v1": finding.fingerprint}
     titles = {rule.id: rule.title for rule in RULES}
     rules = run["tool"]["driver"]["rules"]
     assert all(rule["shortDescription"]["text"] == titles[rule["id"]] for rule in rules)
-
-
-def test_sarif_calls_new_what_only_shares_a_rule() -> None:
-    known, other = (
-        Finding("GP201", "k", Level.ERROR, "m", location=Place("a.py", line), fingerprint=mark * 16)
-        for line, mark in ((3, "a"), (9, "b"))
-    )
-    results = sarif.document([other, known], known=[known])["runs"][0]["results"]
-    assert [result["baselineState"] for result in results] == ["new", "unchanged"]
 
 
 @pytest.mark.parametrize("launches", [0, 1])
@@ -162,7 +148,7 @@ any_findings = st.builds(
 
 @given(st.lists(any_findings, max_size=4))
 def test_any_findings_make_valid_sarif(findings: list[Finding]) -> None:
-    document = sarif.document(findings, "/a", findings[:2])
+    document = sarif.document(findings, "/a")
     VALIDATOR.validate(document)
     assert json.loads(json.dumps(document)) == document
     for result, finding in zip(document["runs"][0]["results"], findings, strict=True):
@@ -204,20 +190,6 @@ def test_json_of_a_run(found: Hazards) -> None:
     assert document["redundant_waits"] == [
         {"location": {**document["self_waits"][0], "line": 8}, "count": 1}
     ]
-    found.comparison = compare(known(found.findings[1:]), found.findings[:-1])
-    try:
-        stream = io.StringIO()
-        hazards_json.write(found, stream)
-        text = io.StringIO()
-        draw.write(hazard_sections(found), text)
-    finally:
-        found.comparison = None
-    document = json.loads(stream.getvalue())
-    validator.validate(document)
-    assert document["baseline"]["new"] == [found.findings[0].fingerprint]
-    assert document["baseline"]["gone"] == [found.findings[-1].fingerprint]
-    assert "1 new, 1 in the baseline" in text.getvalue()
-    assert "has no effect" in text.getvalue()
     validator.validate(hazards_json.document(Hazards()))
     document["findings"][0]["kind"] = "something"
     with pytest.raises(jsonschema.ValidationError):
@@ -226,8 +198,7 @@ def test_json_of_a_run(found: Hazards) -> None:
 
 def test_junit_of_a_run(found: Hazards) -> None:
     stream = io.StringIO()
-    junit.write(found.races[1:], stream, suite="hazards", known=found.races[:1], passed=["\x1b"])
+    junit.write(found.races[1:], stream, suite="hazards", passed=["\x1b"])
     (suite,) = ET.fromstring(stream.getvalue())
-    assert suite.attrib["tests"] == str(len(found.races) + 1) == str(len(suite))
+    assert suite.attrib["tests"] == str(len(found.races)) == str(len(suite))
     assert suite.attrib["failures"] == str(len(suite.findall("testcase/failure")))
-    assert suite.attrib["skipped"] == "1" == str(len(suite.findall("testcase/skipped")))

@@ -38,7 +38,6 @@ def of_recording(target: str, out: str) -> list[list[str]]:
         ["report", target, "--json"],
         ["report", target, "-v", "--top", "1000"],
         ["report", target, "--html", f"{out}/r.html", "--force"],
-        ["report", target, "--flamegraph", f"{out}/f.html", "--force"],
         ["report", target, "--perfetto", f"{out}/p.json.gz", "--force"],
         ["report", target, "--snapshot", f"{out}/s.pickle", "--force"],
         ["view", target, "--once"],

@@ -142,7 +142,6 @@ TESTS = {
 DOCUMENTS: dict[str, tuple[Callable[[], list[bytes]], Callable[..., bytes]]] = {
     "baseline": (baseline_seeds, changed_json),
     "hazards": (_file("hazards.json"), changed_json),
-    "known": (_file("hazards-baseline.json"), changed_json),
     "log": (log_seeds, changed_lines),
     "tests": (lambda: [json.dumps(TESTS, indent=1).encode()], changed_json),
     "settings": (lambda: [b'{"theme":"dark","sort":"memory","reverse":true}'], changed_json),

@@ -226,7 +226,7 @@ def _sarif(texts: list[str], folder: Path) -> int:
     from gpuprobe.reporters.ci import sarif
 
     stream = io.StringIO()
-    sarif.write(findings(texts), stream, str(folder), (), texts[0], elsewhere=texts[1])
+    sarif.write(findings(texts), stream, str(folder), texts[0], elsewhere=texts[1])
     harmless_json(stream.getvalue())
     return _shown(stream.getvalue(), harmless_sarif)
 
@@ -236,7 +236,7 @@ def _junit(texts: list[str], folder: Path) -> int:
 
     stream = io.StringIO()
     some = findings(texts)
-    junit.write(some, stream, suite=texts[0], passed=texts, known=some, failed=texts[1])
+    junit.write(some, stream, suite=texts[0], passed=texts, failed=texts[1])
     return _shown(stream.getvalue(), harmless_xml)
 
 
@@ -352,9 +352,6 @@ OUTPUTS: dict[str, Output] = {
     "report -v": _of_recording(["report", "X", "-v", "--top", "1000"], harmless_text),
     "report --json": _of_recording(["report", "X", "--json"], harmless_printed_json),
     "report --html": _of_recording(["report", "X", "--html", "r.html"], harmless_html, "r.html"),
-    "report --flamegraph": _of_recording(
-        ["report", "X", "--flamegraph", "f.html"], harmless_html, "f.html"
-    ),
     "report --perfetto": _perfetto,
     "report --snapshot": _snapshot,
     "in a notebook": _notebook,
@@ -404,7 +401,6 @@ OUTPUTS: dict[str, Output] = {
 }
 PAGES = {
     "report --html": "r.html",
-    "report --flamegraph": "f.html",
     "diff --html": "d.html",
     "check --html": "c.html",
     "hazards, HTML": "h.html",

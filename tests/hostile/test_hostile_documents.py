@@ -24,7 +24,7 @@ from gpuprobe.recording.load import load
 from gpuprobe.reporters.ci import annotations
 
 
-@pytest.mark.parametrize("kind", ["details", "catalogue", "tests", "known", "settings"])
+@pytest.mark.parametrize("kind", ["details", "catalogue", "tests", "settings"])
 def test_mutations_of_documents(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first uses: the others start a program or a screen. benchmarks/fuzz_inputs.py has all."""
     monkeypatch.setattr("sys.executable", "")  # snapshots are read in this process

@@ -139,6 +139,29 @@ for call in range(6):
     copy(part)
 """
 
+AVERAGE = (
+    START
+    + """\
+class Agent:
+    average = None
+
+    def step(self):
+        loss = net(torch.randn(4096, 64, device="cuda")).abs().mean()
+        extra = net(torch.randn(4096, 64, device="cuda")).abs().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if self.average is None:
+            self.average = extra
+        else:
+            self.average = extra / 2 + self.average / 2
+
+agent = Agent()
+for step in range(8):
+    agent.step()
+"""
+)
+
 CONTROL = (
     START
     + """\
@@ -189,6 +212,80 @@ def test_the_first_cause_names_line_and_holder_and_its_fix_was_tried(
         fixed, report = explain(tmp_path, (tmp_path / "train.py").read_text())
         assert report["allocated"] == first["effect"]["after"], fixed.stderr
     assert sum(row["bytes"] for row in found["needs"]["rows"]) == found["allocated"]
+
+
+FAILURES = (
+    START
+    + """\
+def check(features):
+    raise ValueError(len(features))
+
+def process(batch):
+    features = net(batch)
+    check(features)
+
+failures = []
+for step in range(8):
+    batch = torch.randn(4096, 64, device="cuda")
+    try:
+        process(batch)
+    except ValueError as error:
+        failures.append(error)
+print(torch.cuda.max_memory_allocated())
+"""
+)
+
+CACHED = """\
+import functools
+import torch
+
+class Kernel:
+    def __init__(self, x):
+        self.gram = torch.exp(-torch.cdist(x, x))
+
+    @functools.lru_cache(maxsize=16)
+    def weights(self, noise):
+        return 1 / (self.gram.diagonal() + noise)
+
+for trial in range(6):
+    x = torch.rand(1024, 16, device="cuda")
+    kernel = Kernel(x)
+    answer = torch.exp(-torch.cdist(x[:128], x)) @ kernel.weights(0.1)
+print(torch.cuda.max_memory_allocated())
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "rule", "before", "after"),
+    [
+        (FAILURES, "cycle handled-exception kept-tensors", "append(error)", "append(str(error))"),
+        (CACHED, "cached-results", "maxsize=16", "maxsize=1"),
+    ],
+)
+def test_what_is_replayed_is_what_the_changed_program_needs(
+    tmp_path: Path, program: str, rule: str, before: str, after: str
+) -> None:
+    _, found = explain(tmp_path, program)
+    first = found["causes"][0]
+    assert first["rule"] in rule.split()
+    effect = first["effect"]
+    assert (effect["certainty"], effect["bound"]) == ("replayed", "exact")
+    assert before in program
+    (tmp_path / "fixed.py").write_text(program.replace(before, after))
+    done = gpuprobe("run", "--gpu", "t4", "--quiet", "fixed.py", cwd=tmp_path)
+    measured = int(done.stdout.splitlines()[-1])
+    assert effect["before"] > 1.5 * measured
+    assert abs(effect["after"] - measured) < 0.02 * measured
+
+
+def test_the_edit_that_saves_most_is_shown(tmp_path: Path) -> None:
+    _, found = explain(tmp_path, AVERAGE)
+    first = found["causes"][0]
+    assert first["rule"] == "kept-graph"
+    assert first["effect"]["certainty"] == "tried"
+    # Where the first value is stored, only the first step's graph goes.
+    assert "+            self.average = (extra / 2 + self.average / 2)" in first["effect"]["patch"]
+    assert first["effect"]["after"] < 0.6 * first["effect"]["before"]
 
 
 def test_a_program_that_needs_its_memory_has_no_cause(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ import pytest
 from gpuprobe.analysis.baseline import loads as load_baseline
 from gpuprobe.api.views import read_hazards
 from gpuprobe.errors import DataError, UnsupportedSchema
-from gpuprobe.hazards.findings.known import loads as load_known
 from gpuprobe.model.findings import Finding, Fix, Level
 from gpuprobe.model.io.codec import from_plain, to_plain
 from gpuprobe.model.place import Place
@@ -77,8 +76,6 @@ def test_version_1_of_a_document_is_refused(tmp_path: Path) -> None:
     with refused:
         load_baseline(older("baseline.json").read_text())
     with refused:
-        load_known(older("hazards-baseline.json").read_text())
-    with refused:
         list(read_moments(older("readings.jsonl")))
     with refused:
         read_hazards(older("hazards.json"))
@@ -93,13 +90,6 @@ def test_baselines() -> None:
     assert baseline.phases["phase backward"] == 67112448
     assert set(baseline.tolerances or {}) == {"peak_allocated"}
     assert baseline.accounts["reserved"].total == 69206016
-    known = load_known((FILES / "hazards-baseline.json").read_text())
-    assert [(row.rule, row.about, row.count) for row in known] == [
-        ("GP201", "ones -> mul", 1),
-        ("GP201", "mul -> mm", 1),
-        ("GP201", "mul -> addmm", 1),
-        ("GP204", "mul -> addmm", 1),
-    ]
 
 
 def test_a_log_of_readings() -> None:

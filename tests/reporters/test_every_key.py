@@ -19,7 +19,7 @@ from typing import Any, NewType
 import pytest
 from html_pages import Page
 
-from gpuprobe.model.causes import Certainty
+from gpuprobe.model.causes import Bound, Certainty
 from gpuprobe.model.findings import Level
 from gpuprobe.model.memory import Category
 from gpuprobe.model.place import NoPlace, Place
@@ -79,6 +79,7 @@ GIVEN: dict[str, Any] = {
     "causes.*.effect.certainty": Certainty.REPLAYED,
 }
 OTHER: dict[str, Any] = {
+    "causes.*.effect.bound": Bound.OR_MORE,
     "recording.status": "incomplete",
     "recording.kind": "snapshot",
     "categories.at": "step_end",

@@ -203,7 +203,7 @@ def test_the_document_says_what_it_is() -> None:
         == (report_json.DOCUMENT.name, list(report_json.DOCUMENT.version))
         == (
             "gpuprobe.report",
-            [2, 14],
+            [2, 15],
         )
     )
     assert report["recording"]["name"] == "a.gpuprobe"

@@ -5,14 +5,12 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import jsonschema
 from report_builders import by_names, recording, step, trace
 
 from gpuprobe import report
 from gpuprobe.analysis.compare.diff import diff_recordings
-from gpuprobe.api.views import write_flamegraph
 from gpuprobe.errors import DataError
 from gpuprobe.model.memory import Category
 from gpuprobe.model.plans.estimate import Estimate, EstimateShare
@@ -73,17 +71,6 @@ def test_a_diff_without_a_trace_on_one_side_has_no_rows() -> None:
     found = diff_recordings(run((60, 100), 1), run((70, 170)))
     assert found.peaks[0].compared is None
     assert isinstance(found.peaks[0].rows["line"], Unavailable)
-
-
-def test_a_flame_graph_says_which_step_it_shows(tmp_path: Path) -> None:
-    write_flamegraph(run((60, 100, 102), 0, 1), tmp_path / "f.html")
-    page = (tmp_path / "f.html").read_text("utf-8")
-    assert "Memory at the high water mark of step 1" in page
-    assert "in step 1, the highest traced step: 2 B below the peak" in page
-    write_flamegraph(run((60, 100), 0, 1), tmp_path / "whole.html")
-    page = (tmp_path / "whole.html").read_text("utf-8")
-    assert "Memory at the peak" in page
-    assert "the highest traced step" not in page
 
 
 def test_a_trace_of_a_part_of_the_step_is_not_the_peak() -> None:

@@ -1,4 +1,4 @@
-"""Flame graph page, Perfetto trace, and the options of ``gpuprobe report`` that write them."""
+"""Flame graphs as data, the Perfetto trace, and the options of ``gpuprobe report``."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import gzip
 import io
 import json
 import pickle
-import re
 from collections import Counter
 from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -20,57 +18,14 @@ from snapshot_samples import modern, without_frames
 from gpuprobe.analysis.peak.flame import FlameNode, every_frame, flame_tree, informative_frames
 from gpuprobe.analysis.peak.peaks import high_water
 from gpuprobe.api.recordings import load
-from gpuprobe.api.views import write_flamegraph, write_perfetto
+from gpuprobe.api.views import write_perfetto
 from gpuprobe.cli import exit_codes, main
 from gpuprobe.errors import UsageError
 from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.trace import Frame, MemoryTrace
-from gpuprobe.reporters.viewers import flamegraph, perfetto
+from gpuprobe.reporters.html.data import tree_data
+from gpuprobe.reporters.viewers import perfetto
 from gpuprobe.torch_support.snapshots import trace_of
-
-HOSTILE = [
-    "</script><img src=x onerror=alert(1)>",
-    "<!--<script>",
-    "]]>",
-    "'\"&amp;\u2028\u2029",
-    "@@DATA@@",
-    "\x1b[31mred\x00",
-    "a" * 5000,
-]
-
-
-class Page(HTMLParser):
-    """What a browser makes of the page: its elements, and the data in it."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: Counter[str] = Counter()
-        self.attributes: list[tuple[str, str | None]] = []
-        self.scripts: list[str] = []
-        self._in_script = False
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags[tag] += 1
-        self.attributes += attrs
-        if tag == "script":
-            self.scripts.append("")
-            self._in_script = True
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag == "script":
-            self._in_script = False
-
-    def handle_data(self, data: str) -> None:
-        if self._in_script:
-            self.scripts[-1] += data
-
-
-def page_of(tree: FlameNode, title: str = "t", subtitle: str = "s") -> tuple[str, Page]:
-    out = io.StringIO()
-    flamegraph.write(tree, out, title=title, subtitle=subtitle)
-    return out.getvalue(), Page(out.getvalue())
 
 
 def test_flame_graphs_fold_native_code_and_pytorch_s_own_frames() -> None:
@@ -105,30 +60,9 @@ def test_flame_graphs_fold_native_code_and_pytorch_s_own_frames() -> None:
     ]
 
 
-def test_hostile_names_stay_text() -> None:
-    harmless = FlameNode("peak", 10, 1, 0, [FlameNode("f", 10, 1, 10)])
-    children = [FlameNode(name, 10, 1, 10) for name in HOSTILE]
-    tree = FlameNode("peak", 10 * len(HOSTILE), len(HOSTILE), 0, children)
-    _, expected = page_of(harmless)
-    for title in HOSTILE:
-        _, found = page_of(tree, title, title)
-        assert found.tags == expected.tags
-        assert found.attributes == expected.attributes
-        assert json.loads(found.scripts[0])["names"][1:] == HOSTILE
-        assert found.scripts[1:] == expected.scripts[1:]
-
-
-def test_the_page_needs_nothing_else() -> None:
-    text, page = page_of(FlameNode("peak"))
-    assert not re.search(r"https?://|@import|url\(|src=|fetch\(|innerHTML", text)
-    assert "default-src 'none'" in text
-    assert "@@" not in text
-    assert page.tags["link"] == page.tags["img"] == 0
-
-
 def test_the_pages_data_adds_up() -> None:
     mark = high_water(trace_of(modern(), 0))
-    data = flamegraph.to_data(flame_tree(mark), title="t", subtitle="s")
+    data = tree_data(flame_tree(mark))
     assert data["bytes"][0] == mark.allocated
     assert sum(data["own"]) == mark.allocated
     for node, total in enumerate(data["bytes"]):
@@ -143,8 +77,7 @@ def test_a_very_deep_stack_is_written() -> None:
         node.children.append(FlameNode(f"f{depth}", 8, 1))
         node = node.children[0]
     node.own = 8
-    _, page = page_of(tree)
-    assert len(json.loads(page.scripts[0])["name"]) == 20_001
+    assert len(json.dumps(tree_data(tree, 30_000)["name"])) > 20_001
 
 
 def events_of(snapshot: dict[str, Any], **options: Any) -> list[dict[str, Any]]:
@@ -216,16 +149,15 @@ def snapshot_file(tmp_path: Path) -> Path:
     return path
 
 
-def test_report_writes_all_three(
+def test_report_writes_both(
     snapshot_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    html, trace, out = tmp_path / "f.html", tmp_path / "t.json.gz", tmp_path / "o.pickle"
-    options = ["--flamegraph", str(html), "--perfetto", str(trace), "--snapshot", str(out)]
+    trace, out = tmp_path / "t.json.gz", tmp_path / "o.pickle"
+    options = ["--perfetto", str(trace), "--snapshot", str(out)]
     assert main(["report", str(snapshot_file), *options]) == exit_codes.OK
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert printed.err.count("wrote ") == 3
-    assert "model.py:12 in forward" in json.loads(Page(html.read_text()).scripts[0])["names"][-1]
+    assert printed.err.count("wrote ") == 2
     assert json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
     assert pickle.loads(out.read_bytes())["segments"] == modern()["segments"]
 
@@ -233,31 +165,26 @@ def test_report_writes_all_three(
 def test_an_existing_file_is_kept_unless_forced(
     snapshot_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    html = tmp_path / "f.html"
-    html.write_text("mine")
-    arguments = ["report", str(snapshot_file), "--flamegraph", str(html)]
+    trace = tmp_path / "t.json"
+    trace.write_text("mine")
+    arguments = ["report", str(snapshot_file), "--perfetto", str(trace)]
     assert main(arguments) == exit_codes.USAGE
-    assert html.read_text() == "mine"
+    assert trace.read_text() == "mine"
     assert "--force" in capsys.readouterr().err
     assert main([*arguments, "--force"]) == exit_codes.OK
-    assert html.read_text().startswith("<!doctype html>")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["f.html", "in.pickle"]
+    assert json.loads(trace.read_text())["traceEvents"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["in.pickle", "t.json"]
 
 
 def test_a_folder_that_does_not_exist(snapshot_file: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot write"):
-        write_flamegraph(load(snapshot_file), tmp_path / "none" / "f.html")
     with pytest.raises(UsageError, match="cannot write"):
         write_perfetto(load(snapshot_file), tmp_path / "none" / "f.json", force=True)
 
 
 @pytest.mark.parametrize("path", shared_snapshots()[1:2], ids=lambda p: p.stem)
 def test_a_real_snapshot(path: Path, tmp_path: Path) -> None:
-    write_flamegraph(load(path), tmp_path / "f.html")
-    data = json.loads(Page((tmp_path / "f.html").read_text()).scripts[0])
     (trace,) = load(path).ranks[0].traces
-    assert data["bytes"][0] == high_water(trace).allocated
     write_perfetto(load(path), tmp_path / "t.json")
     events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     used = [e["args"]["allocated"] for e in events if e["name"] == "bytes in use"]
-    assert max(used) == data["bytes"][0]
+    assert max(used) == high_water(trace).allocated

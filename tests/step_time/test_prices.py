@@ -326,24 +326,24 @@ def test_a_corner_of_the_grid_is_itself() -> None:
 
 
 def stated() -> dict[tuple[str, str], tuple[float, float]]:
-    """Hold-out errors in docs: GPU and dtype, median and 90th percentile."""
-    rows = re.findall(
-        r"^\| `([\w-]+)` \| (bfloat16|float8) \| ([\d.]+)% \| ([\d.]+)% \|",
-        DOCS.read_text(encoding="utf-8"),
-        re.MULTILINE,
-    )
-    return {(g, d): (float(median) / 100, float(p90) / 100) for g, d, median, p90 in rows}
-
-
-def test_the_documentation_states_all_errors() -> None:
+    """Hold-out errors in the shipped tables: GPU and dtype, median and 90th percentile."""
     document = json.loads(Path(matmul.__file__).with_name("matmul.json").read_text("utf-8"))
-    shipped = {
+    return {
         (entry["gpu"], entry["dtype"]): (entry["held_median"], entry["held_p90"])
         for entry in document["tables"]
     }
-    assert shipped.keys() == stated().keys()
-    for key, (median, p90) in shipped.items():
-        assert stated()[key] == pytest.approx((median, p90), abs=6e-4), key
+
+
+def test_the_documentation_states_the_range_of_the_errors() -> None:
+    medians, p90s = zip(*stated().values(), strict=True)
+    found = re.search(
+        r"the median error is ([\d.]+) to ([\d.]+)%, and 90% are within (\d+) to (\d+)%",
+        " ".join(DOCS.read_text(encoding="utf-8").split()),
+    )
+    assert found is not None
+    low, high, least, most = (float(number) / 100 for number in found.groups())
+    assert (low, high) == pytest.approx((min(medians), max(medians)), abs=6e-4)
+    assert (least, most) == pytest.approx((min(p90s), max(p90s)), abs=6e-3)
 
 
 HELD = json.loads(Path(__file__).with_name("held_matmuls.json").read_text("utf-8"))

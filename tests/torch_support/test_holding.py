@@ -31,6 +31,7 @@ from gpuprobe.torch_support.holding.objects import OUTSIDE
 from gpuprobe.torch_support.holding.search import (
     Holders,
     SearchLimits,
+    held_elsewhere,
     holders_of,
     largest_holders,
     lasting_holders_of,
@@ -1307,3 +1308,129 @@ def test_the_path_leads_to_the_tensor(data: st.DataObject) -> None:
         assert eval(expression, dict(namespace)) is tensor
     finally:
         del sys.modules[module.__name__]
+
+
+# What else holds memory
+
+
+def also_of(keys: list[int]) -> dict[int, Holder]:
+    """What else holds storages, by their position."""
+    sizes = dict.fromkeys(keys, 8)
+    others = held_elsewhere(holders_of(sizes, frames=()), sizes, frames=())
+    assert not others.incomplete
+    return {keys.index(key): holder for key, holder in others.items() if isinstance(key, int)}
+
+
+def test_nothing_else_holds_the_elements_of_a_list(main: dict[str, Any]) -> None:
+    main["history"] = [new() for _ in range(3)]
+    assert also_of([storage_key(one) for one in main["history"]]) == {}
+
+
+def test_a_variable_that_holds_the_newest_element_of_a_list(main: dict[str, Any]) -> None:
+    main["history"] = [new() for _ in range(3)]
+    main["trainer"] = SimpleNamespace(last=SimpleNamespace(output=main["history"][2]))
+    found = also_of([storage_key(one) for one in main["history"]])
+    assert {at: one.name for at, one in found.items()} == {2: "trainer.last.output"}
+
+
+def test_an_object_that_a_list_and_a_variable_hold(main: dict[str, Any]) -> None:
+    main["trainers"] = [SimpleNamespace(state=new()) for _ in range(3)]
+    main["x"] = SimpleNamespace(best=SimpleNamespace(of=main["trainers"][1]))
+    found = also_of([storage_key(one.state) for one in main["trainers"]])
+    assert {at: one.name for at, one in found.items()} == {1: "x.best.of.state"}
+
+
+def test_a_second_name_of_a_variable(main: dict[str, Any]) -> None:
+    main["x"] = new()
+    keys = [storage_key(main["x"])]
+    assert also_of(keys) == {}
+    main["y"] = [main["x"]]
+    assert {at: one.name for at, one in also_of(keys).items()} == {0: "y[0]"}
+
+
+def graph_of(*, saved: list[torch.Tensor]) -> torch.Tensor:
+    """A sum, whose graph saved a tensor."""
+    weight = torch.ones(4, requires_grad=True)
+    saved.append(new())
+    return (weight * saved[-1]).sum()
+
+
+def test_a_graph_that_another_variable_keeps(main: dict[str, Any]) -> None:
+    saved: list[torch.Tensor] = []
+    main["losses"] = [graph_of(saved=saved) for _ in range(3)]
+    keys = [storage_key(one) for one in saved]
+    saved.clear()
+    # The reference to the graph is cut, also where Python has an object for its node.
+    assert main["losses"][0].grad_fn is not None
+    assert also_of(keys) == {}
+    main["total"] = [SimpleNamespace(loss=main["losses"][1] * 2)]
+    found = also_of(keys)
+    assert {at: (one.name, one.kept) for at, one in found.items()} == {
+        1: ("total[0].loss.grad_fn", Kept.SAVED)
+    }
+
+
+def test_gradients_that_several_names_lead_to(main: dict[str, Any]) -> None:
+    main["weights"] = [torch.ones(4, requires_grad=True) for _ in range(3)]
+    main["model"] = SimpleNamespace(first=SimpleNamespace(weight=main["weights"][0]))
+    sum(one.sum() for one in main["weights"]).backward()
+    keys = [storage_key(one.grad) for one in main["weights"]]
+    assert also_of(keys) == {}  # there is one reference to each: that of the weight
+
+
+def test_what_a_cache_and_a_variable_hold(main: dict[str, Any]) -> None:
+    @functools.lru_cache(maxsize=4)
+    def cached(number: int) -> torch.Tensor:
+        return new()
+
+    main["cached"] = cached
+    keys = [storage_key(cached(number)) for number in range(3)]
+    assert also_of(keys) == {}
+    main["holder"] = SimpleNamespace(deeper=SimpleNamespace(deepest=[[cached(2)]]))
+    assert {at: one.name for at, one in also_of(keys).items()} == {2: "holder.deeper.deepest[0][0]"}
+
+
+def test_objects_that_the_keys_of_a_cache_hold(main: dict[str, Any]) -> None:
+    class Model:
+        def __init__(self) -> None:
+            self.gram = new()
+
+        @functools.lru_cache(maxsize=8)  # noqa: B019 - what is tested
+        def weights(self, noise: int) -> int:
+            return noise
+
+    main["Model"] = Model
+    models = [Model() for _ in range(3)]
+    for model in models:
+        model.weights(1)
+        model.weights(2)
+    keys = [storage_key(model.gram) for model in models]
+    del model, models
+    assert also_of(keys) == {}
+
+
+def test_what_the_frames_of_kept_exceptions_and_a_variable_hold(main: dict[str, Any]) -> None:
+    keys: list[int] = []
+
+    def check(batch: list[torch.Tensor]) -> None:
+        pair = (batch[0], len(batch))
+        raise ValueError(pair[1])
+
+    def step() -> None:
+        batch = [new()]
+        keys.append(storage_key(batch[0]))
+        check(batch)
+
+    main["failures"] = []
+    for _ in range(3):
+        try:
+            step()
+        except ValueError as error:
+            main["failures"].append(error)
+    assert also_of(keys) == {}  # neither in step, nor in check, which it calls
+    frame = main["failures"][0].__traceback__.tb_next.tb_frame
+    main["kept"] = frame.f_locals["batch"][0]
+    del frame
+    for _ in range(12):  # far away, so that the exception is found first
+        main["kept"] = [main["kept"]]
+    assert {at: one.name for at, one in also_of(keys).items()} == {0: "kept" + 12 * "[0]"}

@@ -11,7 +11,6 @@ from gpuprobe.analysis.baseline.check import check_baseline, with_repeats
 from gpuprobe.analysis.baseline.measure import baseline_of, own_recording
 from gpuprobe.analysis.baseline.model import (
     METRICS,
-    MODELLED,
     SIMULATED,
     Baseline,
     CheckResult,
@@ -35,7 +34,6 @@ from gpuprobe.analysis.baseline.text import (
 
 __all__ = [
     "METRICS",
-    "MODELLED",
     "NAME",
     "SCHEMA",
     "SIMULATED",

@@ -15,7 +15,6 @@ from gpuprobe.analysis.baseline.model import (
     BELOW_PEAK,
     IGNORED,
     METRICS,
-    MODELLED,
     MORE_BELOW_PEAK,
     ONCE,
     PEAK,
@@ -262,12 +261,7 @@ def _order(name: str) -> tuple[bool, str]:
 def _mismatches(before: Baseline, after: Baseline) -> Iterable[str]:
     for key in _REFUSED:
         one, two = before.environment.get(key, ""), after.environment.get(key, "")
-        if key == "device" and one.startswith(MODELLED):
-            yield (
-                f"device: {one!r} in the baseline is a model of that GPU, which gpuprobe no longer "
-                f"has; its figures differ from those of {two!r}: write the baseline again"
-            )
-        elif one != two and not (key == "device" and _is_unnamed_gpu(one, two)):
+        if one != two and not (key == "device" and _is_unnamed_gpu(one, two)):
             yield f"{key}: {one!r} in the baseline, {two!r} now"
 
 
@@ -364,11 +358,6 @@ def _regression_cautions(
     before: Baseline, after: Baseline, regressed: Sequence[MetricResult]
 ) -> Iterable[str]:
     names = {item.name for item in regressed}
-    if names and after.sources and not before.sources:
-        yield (
-            "the baseline was written by an earlier version without source digests, so changed "
-            "lines are unknown (gpuprobe baseline update adds them)"
-        )
     grows = {"steady_allocated"} <= names and "growth_per_step" not in names
     if grows and after.steps < _STEPS_FOR_GROWTH:
         yield f"{after.steps} steps are not enough to detect growth: {_STEPS_FOR_GROWTH} are needed"

@@ -40,7 +40,6 @@ from gpuprobe.model.trace import COLUMNS, EventColumns, LiveColumns, MemoryTrace
 from gpuprobe.model.values import Bytes, Peak, Unavailable
 from gpuprobe.step_time.predict import VERSION
 from gpuprobe.step_time.recorded import job_time_of
-from gpuprobe.user_frames import UserFrame, is_user_frame
 
 ReadSources: TypeAlias = Callable[[Mapping[str, str]], Mapping[str, Source]]
 
@@ -57,7 +56,6 @@ def baseline_of(
     races: Mapping[str, int] | None = None,
     precision: str = "",
     root: str = "",
-    is_user: UserFrame = is_user_frame,
     sources: ReadSources | None = None,
     figures_only: bool = False,
 ) -> Baseline:
@@ -83,7 +81,7 @@ def baseline_of(
         )
     site = max(sites, key=lambda found: found.amount.at_least)  # type: ignore[union-attr]
     steps = full_steps(site.rank.steps)
-    naming = Naming(root or site.rank.session.cwd, is_user)
+    naming = Naming(root or site.rank.session.cwd)
     environment = site.rank.environment
     torch = "" if isinstance(environment.torch, Unavailable) else environment.torch
     metrics = _metrics(site, steps)
@@ -101,7 +99,7 @@ def baseline_of(
         for row in time.by_line:
             lines[naming.place(row.name)] += row.ns
         accounts[ACCOUNT_OF["step_time"]] = counted(lines, time.expected_ns, "ns")
-    found = traced(site, is_user=is_user)
+    found = traced(site)
     if figures_only:
         accounts = {}
     else:

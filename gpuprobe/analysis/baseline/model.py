@@ -154,9 +154,6 @@ that."""
 SIMULATED: Final = "simulated "
 """A baseline's device begins with this if its GPU was simulated; the GPU's name follows."""
 
-MODELLED: Final = "virtual "
-"""The same in baselines of earlier versions, for a model of torch's CUDA code."""
-
 
 def is_exact(device: str) -> bool:
     """Whether a baseline's device is simulated, so that all runs give the same figures."""
@@ -165,10 +162,7 @@ def is_exact(device: str) -> bool:
 
 def simulated_gpu(device: str) -> str | None:
     """The name of a baseline's simulated GPU; None if it was measured on this machine's own."""
-    for kind in (SIMULATED, MODELLED):
-        if device.startswith(kind):
-            return device.removeprefix(kind)
-    return None
+    return device.removeprefix(SIMULATED) if is_exact(device) else None
 
 
 PEAK: Final = "peak"
@@ -215,7 +209,7 @@ class Baseline:
     phase (``phase forward``) over all steps, and of each kind of step (``first step``).
     ``accounts``: by the names in `ACCOUNT_OF`. ``stopped_after``: the number of optimizer steps
     after which the program was stopped, None if it ran to its end. ``sources``: the program's
-    files, by their names in the accounts; none in a baseline of an earlier version. ``labels``: the
+    files, by their names in the accounts. ``labels``: the
     labels of lines in the file that it was read from. ``command``: the script, or ``-m`` and the
     module, with its arguments; empty for a recording. ``files``: the project's files that the
     program imports or opens as text, by their names relative to the project. ``missing``: what is

@@ -15,9 +15,7 @@ from typing import Annotated, Any, Final
 
 from gpuprobe.analysis.baseline.model import (
     METRICS,
-    MODELLED,
     PEAK,
-    SIMULATED,
     Baseline,
     KeptFile,
     Label,
@@ -37,28 +35,11 @@ from gpuprobe.model.values import Bounds, Parsed
 
 SCHEMA: Final = "gpuprobe.baseline"
 VERSION: Final = (2, 4)
-"""(major, minor); a minor version only adds keys.
-
-History:
-* 1.0: first version.
-* 1.1: ``accounts``, ``places`` and ``stopped_after``; ``tolerance`` holds what was chosen, not the
-  defaults too. The functions that a line calls are in ``places``, once.
-* 2.0: ``gpuprobe``, the version that wrote it.
-* 2.1: ``command``, ``sources`` and ``paths``. Lines are named by their text; their positions are in
-  ``places``.
-* 2.2: ``files``: the project's files that the program imports or reads, each with a digest and
-  (without ``--no-sources``) its text, compressed with bzip2 and as base64.
-* 2.3: ``need`` of the lines of ``at_peak``, of runs in which the uses of memory were traced.
-* 2.4: ``step_time``, in nanoseconds (``ns``), of runs on simulated GPUs.
-"""
+"""(major, minor); a minor version only adds keys."""
 
 RUNS_SCHEMA: Final = "gpuprobe.baselines"
 RUNS_VERSION: Final = (1, 0)
-"""(major, minor) of a file with the baselines of several runs (`loads_runs`).
-
-History:
-* 1.0: first version.
-"""
+"""(major, minor) of a file with the baselines of several runs (`loads_runs`)."""
 
 _WIDTH: Final = 100  # characters in a line of base64
 _MOST_TEXT: Final = 4 << 20  # bytes of one file of sources
@@ -473,19 +454,6 @@ class _BaselineDocument:
     files: dict[str, _File] = field(default_factory=dict)
 
 
-def _environment(stored: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a baseline, with the device as it is called now: earlier versions had two
-    engines, and called torch's own CUDA code the native one.
-    """
-    environment = dict(stored)
-    native = environment.pop("engine", "") == "native"
-    device = environment.get("device", "")
-    for kind in ("native ", *([MODELLED] if native else [])):
-        if device.startswith(kind):
-            environment["device"] = SIMULATED + device.removeprefix(kind)
-    return environment
-
-
 def _baseline(document: _BaselineDocument, where: str, *, newer: bool) -> Baseline:
     for name in document.tolerance:
         if name not in METRICS and not newer:
@@ -493,7 +461,7 @@ def _baseline(document: _BaselineDocument, where: str, *, newer: bool) -> Baseli
             raise DataError(f"{where}: tolerance: {problem}", hint=problem.hint)
     reader = _Reader(document)
     return Baseline(
-        environment=_environment(document.environment),
+        environment=dict(document.environment),
         steps=document.steps,
         metrics={name: row.value for name, row in document.metrics.items() if name in METRICS},
         phases={name: row.value for name, row in document.phases.items()},

@@ -26,8 +26,8 @@ from gpuprobe.user_frames import (
     SITE_PACKAGES,
     Lines,
     Owner,
-    UserFrame,
     is_cpp,
+    is_user_frame,
     module_row,
     owner_of,
     package_path,
@@ -42,7 +42,6 @@ class Naming:
     """
 
     root: str
-    is_user: UserFrame
     files: dict[str, str] = field(default_factory=dict)
 
     def file(self, name: str) -> str:
@@ -185,7 +184,7 @@ class _ByLine:
             call_path = self._call_paths[frames] = tuple(
                 naming.line(f)
                 for f in inside(frames)
-                if not is_cpp(f) and (naming.is_user(f) or naming.is_package_frame(f))
+                if not is_cpp(f) and (is_user_frame(f) or naming.is_package_frame(f))
             )
         if frame is None:
             key = lines.line(stack, before=before)
@@ -193,8 +192,8 @@ class _ByLine:
             key = naming.line(frame)
             inner = frames[: frames.index(frame)]
             calls = " ".join(name for name, _ in groupby(f.name for f in inner if not is_cpp(f)))
-            mine = frames[: _entry(frames, naming.is_user)]
-            path = tuple(naming.line(f) for f in mine if naming.is_user(f)) or (key,)
+            mine = frames[: _entry(frames)]
+            path = tuple(naming.line(f) for f in mine if is_user_frame(f)) or (key,)
         row = self._rows[key]
         row.bytes += size
         row.blocks += blocks
@@ -237,7 +236,7 @@ _ENTRIES = (
 autograd engine and the optimizer."""
 
 
-def _entry(frames: tuple[Frame, ...], is_user: UserFrame) -> int:
+def _entry(frames: tuple[Frame, ...]) -> int:
     """The index after the user's line that calls the outermost of `_ENTRIES`; if there is none,
     after the user's innermost line.
     """
@@ -246,7 +245,7 @@ def _entry(frames: tuple[Frame, ...], is_user: UserFrame) -> int:
         name = frame.filename.replace("\\", "/")
         if any(name.endswith(file) and frame.name in names for file, names in _ENTRIES):
             outermost = index
-    user = (i for i, frame in enumerate(frames) if i > outermost and is_user(frame))
+    user = (i for i, frame in enumerate(frames) if i > outermost and is_user_frame(frame))
     return next(user, len(frames) - 1) + 1
 
 
@@ -328,7 +327,7 @@ class _Table:
 
     def __init__(self, mark: HighWater, naming: Naming) -> None:
         self.stacks = mark.stacks
-        self.lines = Lines(mark.stacks, naming.is_user)
+        self.lines = Lines(mark.stacks)
 
 
 class _Origins:
@@ -435,7 +434,7 @@ def device_allocs(found: Traced, warm_up: int, total: int, naming: Naming) -> Ac
     for number in full[warm_up:]:
         trace = found.trace(number)
         events = trace.events
-        lines = Lines(trace.stacks, naming.is_user)
+        lines = Lines(trace.stacks)
         for action, stack in zip(events.action, events.column("stack"), strict=True):
             if action in _SEGMENT_TAKEN:
                 by_line.add(lines, trace.stacks.frames_of(stack), stack, 1)
@@ -451,7 +450,7 @@ def reserved_at(found: Traced, total: int, naming: Naming) -> Account:
     tables = []
     for number in range(len(found.steps)):
         trace = found.trace(number)
-        tables.append((trace.stacks, Lines(trace.stacks, naming.is_user)))
+        tables.append((trace.stacks, Lines(trace.stacks)))
         events = trace.events
         stacks = events.column("stack")
         for event, action in enumerate(events.action):

@@ -33,7 +33,7 @@ from gpuprobe.model.place import program_name
 from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.text import human_delta
 from gpuprobe.model.values import Count, Displayed, OneOf, Peak, Rank, Size, Unavailable
-from gpuprobe.user_frames import Lines, UserFrame, is_cpp, is_user_frame, short_name
+from gpuprobe.user_frames import Lines, is_cpp, short_name
 
 BY = ("category", "module", "line", "need")
 """The breakdowns, in the order they are shown."""
@@ -126,9 +126,7 @@ class Diff(Displayed):
         return f"<diff of {self.before} and {self.after}: peak {', '.join(changes) or 'unknown'}>"
 
 
-def diff_recordings(
-    before: Recording, after: Recording, *, is_user: UserFrame = is_user_frame
-) -> Diff:
+def diff_recordings(before: Recording, after: Recording) -> Diff:
     """Compare two recordings, rank by rank and device by device.
 
     If each has only one device, these are compared even if their names differ, with a caution.
@@ -153,7 +151,7 @@ def diff_recordings(
     return Diff(
         before=before.path,
         after=after.path,
-        peaks=tuple(_peak_diff(one, two, is_user) for one, two in pairs),
+        peaks=tuple(_peak_diff(one, two) for one, two in pairs),
         cautions=tuple(cautions),
         compiled=(_compiled(before), _compiled(after)),
     )
@@ -164,15 +162,15 @@ def _compiled(recording: Recording) -> tuple[str, ...]:
     return () if end is None else end.compiled
 
 
-def _peak_diff(one: PeakSite | None, two: PeakSite | None, is_user: UserFrame) -> PeakDiff:
+def _peak_diff(one: PeakSite | None, two: PeakSite | None) -> PeakDiff:
     missing = Unavailable("the other recording does not have this device")
     marks = [missing if site is None else high_water_at(site) for site in (one, two)]
     rows: dict[str, tuple[DiffRow, ...] | Unavailable]
     compared = None
     if isinstance(marks[0], HighWater) and isinstance(marks[1], HighWater):
-        rows = diff_marks(marks[0], marks[1], is_user=is_user)
+        rows = diff_marks(marks[0], marks[1])
     elif (found := _traced(one, marks[0])) and (other := _traced(two, marks[1])):
-        rows = diff_marks(found[0], other[0], is_user=is_user)
+        rows = diff_marks(found[0], other[0])
         compared = (found[1], other[1])
     else:
         reason = next(mark for mark in marks if isinstance(mark, Unavailable))
@@ -250,14 +248,12 @@ def _unfinished(recording: Recording, rank: RankRecording) -> bool:
     return recording.kind == "recording" and rank.end is None
 
 
-def diff_marks(
-    before: HighWater, after: HighWater, *, is_user: UserFrame = is_user_frame
-) -> dict[str, tuple[DiffRow, ...] | Unavailable]:
+def diff_marks(before: HighWater, after: HighWater) -> dict[str, tuple[DiffRow, ...] | Unavailable]:
     """The rows of each breakdown in `BY`; each sums to ``after.allocated - before.allocated``."""
     categories = by_category(before), by_category(after)
     modules = by_module(before), by_module(after)
-    lines = as_text(by_line(before, is_user)), as_text(by_line(after, is_user))
-    infos = [list(line_infos(mark, is_user)) for mark in (before, after)]
+    lines = as_text(by_line(before)), as_text(by_line(after))
+    infos = [list(line_infos(mark)) for mark in (before, after)]
     in_lines = match_lines(infos[0], infos[1])
     # Rows in brackets, such as "(unknown)", are not places in the code.
     for row in lines[0]:
@@ -269,14 +265,14 @@ def diff_marks(
             *modules, {s.key: s.key for s in modules[0]} | match_modules(*by_bytes)
         ),
         "line": join_rows(*lines, in_lines),
-        "need": _by_need(before, after, is_user, in_lines),
+        "need": _by_need(before, after, in_lines),
     }
 
 
 def _by_need(
-    before: HighWater, after: HighWater, is_user: UserFrame, pairs: dict[str, str]
+    before: HighWater, after: HighWater, pairs: dict[str, str]
 ) -> tuple[DiffRow, ...] | Unavailable:
-    one, two = (_lines_by_need(mark, is_user) for mark in (before, after))
+    one, two = (_lines_by_need(mark) for mark in (before, after))
     if isinstance(one, Unavailable) or isinstance(two, Unavailable):
         if isinstance(one, Unavailable) and isinstance(two, Unavailable):
             return one
@@ -285,13 +281,11 @@ def _by_need(
     return join_needs(one, two, pairs)
 
 
-def _lines_by_need(
-    mark: HighWater, is_user: UserFrame
-) -> dict[Need, tuple[Share[str], ...]] | Unavailable:
+def _lines_by_need(mark: HighWater) -> dict[Need, tuple[Share[str], ...]] | Unavailable:
     needs = need_of_each(mark.ledger, mark.event)
     if isinstance(needs, Unavailable):
         return needs
-    lines = Lines(mark.stacks, is_user)
+    lines = Lines(mark.stacks)
     found = {}
     for need in dict.fromkeys(needs):
         mine = [one is need for one in needs]
@@ -355,9 +349,9 @@ def rows_by_need(rows: Iterable[DiffRow]) -> dict[Need, list[DiffRow]]:
     return dict(sorted(found.items(), key=lambda item: -abs(sum(row.delta for row in item[1]))))
 
 
-def line_infos(mark: HighWater, is_user: UserFrame) -> Iterable[LineInfo]:
+def line_infos(mark: HighWater) -> Iterable[LineInfo]:
     """The user's lines at a peak, each with the shape of its largest stack."""
-    stacks, lines = mark.stacks, Lines(mark.stacks, is_user)
+    stacks, lines = mark.stacks, Lines(mark.stacks)
     sizes: Counter[int] = Counter()
     for stack, size in zip(mark.stack, mark.size, strict=True):
         sizes[stack] += size

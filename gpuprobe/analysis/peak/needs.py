@@ -88,6 +88,10 @@ class Biographies:
             return self.ledger.start[row] in self._later_events
         return row - made in self._later_baseline
 
+    def used_here(self, row: int) -> bool:
+        """Whether an operator of the trace uses the row."""
+        return bool(self._in_trace[row])
+
     def is_open(self, row: int) -> bool:
         """Whether nothing is known of a row after the trace, at whose end it is alive: no step
         follows. It is known if the program ended with the trace (though a model and the state of
@@ -97,7 +101,7 @@ class Biographies:
             return False
         if self._whole:
             return row in self._state
-        return not self._ended or row < self.ledger.made or bool(self._in_trace[row])
+        return not self._ended or row < self.ledger.made or self.used_here(row)
 
     def needs(self, event: int) -> dict[int, Need]:
         """The state of each row that is alive just after an event."""
@@ -180,7 +184,7 @@ class Biographies:
                 continue
             if self.survives(row) and (self.is_open(row) or self.used_later(row)):
                 ends[row] = ledger.freed[row]
-            elif row >= ledger.made and not self._in_trace[row]:
+            elif row >= ledger.made and not self.used_here(row):
                 ends[row] = -1  # no operator of the trace uses it
         return ends
 

@@ -16,7 +16,7 @@ from gpuprobe.model.place import SourceLine
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
 from gpuprobe.model.values import ReadStatus, Unavailable
-from gpuprobe.user_frames import Lines, UserFrame, is_user_frame
+from gpuprobe.user_frames import Lines
 
 WhatIf = Callable[[MemoryTrace, int], Iterable[tuple[str, bool]] | Unavailable]
 """(trace, event) -> the tested settings, and whether the allocation would have fitted."""
@@ -82,7 +82,6 @@ def oom_reports(
     device_memory: int | None = None,
     not_torch: int | Unavailable | None = None,
     what_if: WhatIf | None = None,
-    is_user: UserFrame = is_user_frame,
     most: int = MOST,
 ) -> tuple[OomReport, ...]:
     """A report for each of the last ``most`` ``oom`` events, in order; empty if nothing failed.
@@ -95,7 +94,7 @@ def oom_reports(
     events = ledger.trace.events
     if _OOM not in events.action:
         return ()
-    lines = Lines(ledger.trace.stacks, is_user)
+    lines = Lines(ledger.trace.stacks)
     found = [i for i, action in enumerate(events.action) if action == _OOM][-most:]
     made = (_report(ledger, event, device_memory, not_torch, what_if, lines) for event in found)
     return tuple(made)

@@ -37,8 +37,6 @@ from gpuprobe.model.trace import MemoryTrace, StackTable
 from gpuprobe.model.values import Bytes, Peak, ReadStatus, Unavailable
 from gpuprobe.user_frames import (
     Lines,
-    UserFrame,
-    is_user_frame,
     module_row,
 )
 
@@ -135,9 +133,9 @@ def by_module(mark: HighWater) -> tuple[Share[str], ...]:
     )
 
 
-def by_line(mark: HighWater, is_user: UserFrame = is_user_frame) -> tuple[Share[SourceLine], ...]:
+def by_line(mark: HighWater) -> tuple[Share[SourceLine], ...]:
     """The blocks by the user's line that allocated them (`Lines`)."""
-    lines = Lines(mark.stacks, is_user)
+    lines = Lines(mark.stacks)
     keys = zip(mark.stack, mark.is_baseline, strict=True)
     return shares(keys, mark.size, lambda key: lines.place(key[0], before=bool(key[1])))
 

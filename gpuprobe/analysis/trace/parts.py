@@ -26,7 +26,7 @@ from gpuprobe.analysis.trace.categories import Marks, Runs
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.model.run.session import Step
 from gpuprobe.model.trace import Frame, MemoryTrace, StackTable
-from gpuprobe.user_frames import UserFrame, is_user_frame
+from gpuprobe.user_frames import is_user_frame
 
 FIRST, LATER, AFTER = "first", "later", "after the last"
 """The kinds of step. The first allocates the optimizer's state; what follows the last full step (an
@@ -132,7 +132,7 @@ def _device_traces(site: PeakSite, step: Step) -> Iterator[MemoryTrace]:
     return (trace for trace in site.rank.traces.of(step) if trace.device == site.device)
 
 
-def traced(site: PeakSite, *, is_user: UserFrame = is_user_frame) -> Traced:
+def traced(site: PeakSite) -> Traced:
     """Read all traces of the device of ``site``, each once.
 
     Raises DataError if a trace is missing or damaged.
@@ -147,7 +147,7 @@ def traced(site: PeakSite, *, is_user: UserFrame = is_user_frame) -> Traced:
             found.steps.append(step)
             found.names.append(number)
             index = len(found.parts)
-            found.parts.append(_parts(ledger, index, is_user))
+            found.parts.append(_parts(ledger, index))
             totals = ledger.allocated_after()
             found.ends.append(TracePoint(index, ledger.events - 1, totals[-1]))
         if number < 0 and step.ended_by != "end":
@@ -156,9 +156,9 @@ def traced(site: PeakSite, *, is_user: UserFrame = is_user_frame) -> Traced:
     return found
 
 
-def _parts(ledger: Ledger, number: int, is_user: UserFrame) -> list[TracePart]:
+def _parts(ledger: Ledger, number: int) -> list[TracePart]:
     runs = Runs(ledger, Marks(ledger.trace.stacks))
-    sites = _Sites(ledger.trace.stacks, is_user)
+    sites = _Sites(ledger.trace.stacks)
     parts: list[TracePart] = []
     for row in range(ledger.made):
         kind = runs.kind(runs.at(ledger.start[row])) or "forward"
@@ -190,9 +190,8 @@ def _parts(ledger: Ledger, number: int, is_user: UserFrame) -> list[TracePart]:
 class _Sites:
     """The line that calls the outermost module, by stack id; each stack is searched once."""
 
-    def __init__(self, stacks: StackTable, is_user: UserFrame) -> None:
+    def __init__(self, stacks: StackTable) -> None:
         self._stacks = stacks
-        self._is_user = is_user
         self._found: dict[int, Frame | None] = {}
 
     def of(self, stack: int) -> Frame | None:
@@ -204,7 +203,7 @@ class _Sites:
             found = None
             if outermost is not None:
                 rest = frames[outermost + 1 :]
-                found = next((f for f in rest if self._is_user(f)), None)
+                found = next((f for f in rest if is_user_frame(f)), None)
             self._found[stack] = found
         return self._found[stack]
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from gpuprobe.causes.answer import Answer
 from gpuprobe.causes.live_memory import Excess, LiveMemory
 from gpuprobe.causes.wording import of_names, saved_by
+from gpuprobe.model.causes import Bound
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import Made
 
@@ -56,4 +57,5 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
         rows,
         f"in chunks of an eighth ({_CHUNKS} of them, none saved for a backward pass)",
         sizes={row: live.size[row] // _CHUNKS for row in group},
+        bound=Bound.OR_LESS,  # a matrix product has no pairs at all
     )

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from gpuprobe.causes.answer import Answer
 from gpuprobe.causes.live_memory import Excess, LiveMemory
 from gpuprobe.causes.wording import of_names
+from gpuprobe.model.causes import Bound
 from gpuprobe.model.text import human_bytes
 
 GROWN = "grown-by-joining"
@@ -74,6 +75,7 @@ def _grown(live: LiveMemory, row: int, joined: set[int]) -> Excess:
         "with each part written into memory that is allocated once",
         ends=ends,
         sizes={} if not ends else {r: live.size[r] for r in rows if r not in ends},
+        bound=Bound.OR_LESS,  # if only a part is read later
     )
 
 
@@ -115,4 +117,5 @@ def _joined(live: LiveMemory, row: int, parts: list[int]) -> Excess:
             **dict.fromkeys(live.alike([row]), 0),
             **{one: live.size[one] for one in parts},
         },
+        bound=Bound.OR_MORE,  # a part, or a bucket, still exists twice
     )

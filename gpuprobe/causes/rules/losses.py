@@ -8,6 +8,7 @@ from typing import Final
 from gpuprobe.causes.answer import Answer
 from gpuprobe.causes.live_memory import Excess, LiveMemory
 from gpuprobe.causes.wording import of_names
+from gpuprobe.model.causes import Bound
 from gpuprobe.model.text import human_bytes
 
 
@@ -52,6 +53,7 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
         rows,
         "with one of the graphs at a time",
         sizes={row: 0 for row in rows if row not in graphs[largest]},
+        bound=Bound.OR_LESS,  # the gradients of one loss are computed at a time, too
     )
 
 

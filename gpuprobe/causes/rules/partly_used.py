@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from gpuprobe.causes.answer import Answer, EditKind
 from gpuprobe.causes.live_memory import STATE, Excess, LiveMemory
 from gpuprobe.causes.wording import of_names
+from gpuprobe.model.causes import Bound
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import Made
 
@@ -59,9 +60,13 @@ def _what(live: LiveMemory, rows: list[int]) -> str:
 
 
 def _excess(
-    live: LiveMemory, rows: list[int], answer: Answer, assumed: str = "with only what is read"
+    live: LiveMemory,
+    rows: list[int],
+    answer: Answer,
+    bound: Bound,
+    assumed: str = "with only what is read",
 ) -> Excess:
-    return Excess(answer, live.largest(rows), rows, assumed, sizes=_sizes(live, rows))
+    return Excess(answer, live.largest(rows), rows, assumed, _sizes(live, rows), bound=bound)
 
 
 def _data_set(live: LiveMemory, rows: list[int]) -> Excess:
@@ -71,7 +76,8 @@ def _data_set(live: LiveMemory, rows: list[int]) -> Excess:
         "keep it on the CPU, and move each batch when it is used (with pinned memory and "
         "non_blocking=True, if the copies take time)",
     )
-    return _excess(live, rows, answer, "with only what this step reads on the GPU")
+    # What the step selects of it is the batch then.
+    return _excess(live, rows, answer, Bound.OR_LESS, "with only what this step reads on the GPU")
 
 
 def _kept_by_views(live: LiveMemory, rows: list[int]) -> Excess:
@@ -82,7 +88,7 @@ def _kept_by_views(live: LiveMemory, rows: list[int]) -> Excess:
         code=".clone()",
         edit=EditKind.CLONE,
     )
-    return _excess(live, rows, answer)
+    return _excess(live, rows, answer, Bound.OR_MORE)  # the base is there until it is cloned
 
 
 def _computed_in_whole(live: LiveMemory, rows: list[int]) -> Excess:
@@ -92,7 +98,7 @@ def _computed_in_whole(live: LiveMemory, rows: list[int]) -> Excess:
         "select the part before this operator instead of after it: of logits, the hidden states "
         "of the last position only",
     )
-    return _excess(live, rows, answer)
+    return _excess(live, rows, answer, Bound.OR_LESS)  # what is computed from it is smaller, too
 
 
 def _rows_thrown_away(live: LiveMemory) -> Iterator[Excess]:
@@ -143,5 +149,6 @@ def _rows_thrown_away(live: LiveMemory) -> Iterator[Excess]:
             alive,
             "with only the rows that are read",
             sizes={one: int(live.size[one] * share) for one in live.alike(group)},
+            bound=Bound.OR_LESS,  # gradients of these rows are smaller, too
         )
         return

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from gpuprobe.causes.answer import Answer
 from gpuprobe.causes.live_memory import Excess, LiveMemory
+from gpuprobe.model.causes import Bound
 from gpuprobe.model.text import human_bytes
 
 _CHECKPOINT = "torch/utils/checkpoint.py"
@@ -45,6 +46,7 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
         rows,
         "with the activations of one layer at a time",
         sizes={row: int(live.size[row] * keep) for row in rows},
+        bound=Bound.OR_MORE,  # each block's input is saved
     )
 
 

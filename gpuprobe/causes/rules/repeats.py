@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from gpuprobe.causes.answer import Answer, EditKind
 from gpuprobe.causes.live_memory import STATE, Excess, LiveMemory
 from gpuprobe.causes.wording import of_names
+from gpuprobe.model.causes import Bound
 from gpuprobe.model.memory import Category
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import Made
@@ -44,6 +45,7 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
             row: live.size[row] // count if _root(live, row, times) != row else 0
             for row, count in times.items()
         },
+        bound=Bound.OR_MORE,  # an operator may copy what it gets as a view
     )
 
 

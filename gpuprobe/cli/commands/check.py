@@ -218,7 +218,7 @@ def measured(plan: CheckPlan, *, alone: bool = True) -> Baseline:
 
 def run(args: argparse.Namespace) -> int:
     from gpuprobe.api.blame import BlameOptions
-    from gpuprobe.api.check import compare_as_planned, measure_apart, refuse_modelled
+    from gpuprobe.api.check import compare_as_planned, measure_apart
     from gpuprobe.gate.files import ensure_writable, read_baseline
     from gpuprobe.gate.plan import baseline_path, chosen_runs, tolerances
     from gpuprobe.gate.project import read_project
@@ -242,7 +242,6 @@ def run(args: argparse.Namespace) -> int:
                 repeat=args.repeat,
             ),
         )
-        refuse_modelled(*plans[name], path)
     ensure_writable(args.sarif, args.junit, args.html)
     alone = len(names) == 1
     results = []

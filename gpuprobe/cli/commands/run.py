@@ -38,12 +38,10 @@ if TYPE_CHECKING:
     from gpuprobe.api.commands import CommandResult
     from gpuprobe.api.watch import RunResult
     from gpuprobe.hazards.findings.code import Patch
-    from gpuprobe.hazards.findings.known import KnownFinding
     from gpuprobe.hazards.findings.results import Hazards
-    from gpuprobe.model.findings import Finding
     from gpuprobe.model.needs import UsesCost
 
-_FILES = ("hazards_json", "hazards_sarif", "hazards_junit", "hazards_patch", "hazards_baseline")
+_FILES = ("hazards_json", "hazards_sarif", "hazards_junit", "hazards_patch")
 
 
 EXAMPLES = {
@@ -112,17 +110,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     annotate.add_option(parser, "--hazards-annotations", " (implies --hazards)")
     parser.add_argument(
-        "--hazards-baseline",
-        metavar="FILE",
-        type=Path,
-        help="known findings: exit with 1 only for other findings (implies --hazards)",
-    )
-    parser.add_argument(
-        "--hazards-baseline-update",
-        action="store_true",
-        help="write this run's findings to the baseline instead of comparing",
-    )
-    parser.add_argument(
         "-o",
         "--output",
         metavar="DIR",
@@ -156,7 +143,6 @@ def _run_program(args: argparse.Namespace, target: Target) -> int:
     hazards = args.hazards or any(getattr(args, name) for name in (*_FILES, "hazards_annotations"))
     if hazards:
         _fix_files(args)
-    known = _known(args)
     if args.gpu is not None and target.module:
         from gpuprobe.api.simulated_gpu import load_gpu
 
@@ -192,7 +178,7 @@ def _run_program(args: argparse.Namespace, target: Target) -> int:
     code = _exit_code(result)
     try:
         source = partial(watch.source_of, program)
-        code = _after(args, result, source, output, where, known, code)
+        code = _after(args, result, source, output, where, code)
     except GpuprobeError:
         raise
     except Exception as error:  # noqa: BLE001 - the exit code is the program's
@@ -203,7 +189,7 @@ def _run_program(args: argparse.Namespace, target: Target) -> int:
                 exit_code=result.exit_code,
                 failed=_one_line(result.error),
                 recordings=tuple(str(path) for path in (where, *result.spawned) if path.exists()),
-                hazards=None if result.hazards is None else len(_unknown_races(result.hazards)),
+                hazards=None if result.hazards is None else len(result.hazards.races),
                 assumed=result.assumed,
                 unrecorded={},
             )
@@ -227,7 +213,6 @@ def _after(
     source: Callable[[], str],
     output: Path,
     where: Path,
-    known: Sequence[KnownFinding] | None,
     code: int,
 ) -> int:
     """What follows the program, whose text ``source`` returns; returns the exit code."""
@@ -258,7 +243,7 @@ def _after(
             stderr.note(f"recording of the spawned processes: {shown}   (gpuprobe report {shown})")
         _show_assumed(result.assumed)
     if result.hazards is not None:
-        code = _report_and_compare(args, result.hazards, known, code)
+        code = _report_hazards(args, result.hazards, code)
     return code
 
 
@@ -367,7 +352,7 @@ def _require_gpu(args: argparse.Namespace) -> None:
 
 
 def _exit_code(result: RunResult) -> int:
-    """The exit code of the program, before its hazards are compared. Shows its error."""
+    """The exit code of the program, before its hazards count. Shows its error."""
     code = result.exit_code
     flush_stdout()
     if result.error is not None:
@@ -402,18 +387,12 @@ def _show_error(error: BaseException) -> int:
     return code
 
 
-def _report_and_compare(
-    args: argparse.Namespace, found: Hazards, known: Sequence[KnownFinding] | None, code: int
-) -> int:
+def _report_hazards(args: argparse.Namespace, found: Hazards, code: int) -> int:
     from gpuprobe.api.hazards import write_hazards
-    from gpuprobe.gate.files import merged_hazards, write_known
-    from gpuprobe.hazards.findings.known import compare as compare_known
+    from gpuprobe.gate.files import merged_hazards
 
     files = _files(args)
     for whole in merged_hazards(found, files[0] if files else None):
-        for one in (found, whole):
-            if known is not None:
-                one.comparison = compare_known(known, one.findings)
         changes = write_hazards(
             whole,
             "" if args.module is not None else args.script,
@@ -422,24 +401,10 @@ def _report_and_compare(
             json=args.hazards_json,
             patch=args.hazards_patch,
         )
-        if args.hazards_baseline_update and code == exit_codes.OK:
-            write_known(whole.findings, args.hazards_baseline)
         if changes is not None and not args.quiet:
             _show_patch(args.hazards_patch, changes)
     _show_hazards(args, found)
-    if args.hazards_baseline_update:
-        shown = os.path.relpath(args.hazards_baseline)
-        if code != exit_codes.OK:
-            stderr.warning(f"{shown} was not modified: the program failed")
-        else:
-            stderr.note(f"{len(whole.findings)} findings are known now: {shown}")
-        return code
-    return exit_codes.FINDINGS if code == exit_codes.OK and _unknown_races(found) else code
-
-
-def _unknown_races(hazards: Hazards) -> Sequence[Finding]:
-    """The races, without those of the baseline."""
-    return hazards.races if hazards.comparison is None else hazards.comparison.new
+    return exit_codes.FINDINGS if code == exit_codes.OK and found.races else code
 
 
 def _fix_files(args: argparse.Namespace) -> None:
@@ -449,7 +414,7 @@ def _fix_files(args: argparse.Namespace) -> None:
     """
     from gpuprobe.gate.files import clear_rank_file, ensure_writable
 
-    for name in _FILES if args.hazards_baseline_update else _FILES[:-1]:
+    for name in _FILES:
         path = getattr(args, name)
         if path is not None:
             ensure_writable(path)
@@ -462,23 +427,8 @@ def _files(args: argparse.Namespace) -> list[Path]:
     """The regular files that findings are written to, without devices and pipes."""
     from gpuprobe.model.io.files import is_special
 
-    names = _FILES if args.hazards_baseline_update else _FILES[:-1]
-    given = [getattr(args, name) for name in names]
+    given = [getattr(args, name) for name in _FILES]
     return [path for path in given if path is not None and not is_special(path)]
-
-
-def _known(args: argparse.Namespace) -> Sequence[KnownFinding] | None:
-    """The findings of the baseline, read before the program runs."""
-    if args.hazards_baseline is None:
-        if args.hazards_baseline_update:
-            raise UsageError("--hazards-baseline-update needs --hazards-baseline FILE")
-        return None
-    from gpuprobe.gate.files import ensure_replaceable, read_known
-
-    if args.hazards_baseline_update:
-        ensure_replaceable(args.hazards_baseline)
-        return None
-    return read_known(args.hazards_baseline)
 
 
 def _show_hazards(args: argparse.Namespace, found: Hazards) -> None:
@@ -486,10 +436,9 @@ def _show_hazards(args: argparse.Namespace, found: Hazards) -> None:
 
     cwd = ""
     if args.hazards_annotations is not None:
-        new = found.findings if found.comparison is None else found.comparison.new
         # Every hazard has a place; one outside of the checkout is shown at the program.
         program = args.script if args.module is None else args.module[0].replace(".", "/") + ".py"
-        args.hazards_annotations.write(new, program, failed=found.failed)
+        args.hazards_annotations.write(found.findings, program, failed=found.failed)
     with contextlib.suppress(FileNotFoundError):  # the program has deleted it
         cwd = str(Path.cwd())
     render(found, "text", stderr.stream(), cwd=cwd)

@@ -16,7 +16,7 @@ from gpuprobe.hazards import rules
 from gpuprobe.hazards.accesses import Access, Race, Sync
 from gpuprobe.hazards.engine import Engine
 from gpuprobe.hazards.events import HOST
-from gpuprobe.hazards.findings.known import fingerprint
+from gpuprobe.hazards.findings.fingerprint import fingerprint
 from gpuprobe.hazards.findings.repairs import (
     ONLY_REPAIR,
     AwaitHandle,

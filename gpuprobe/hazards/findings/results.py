@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
 
-from gpuprobe.hazards.findings.known import Comparison
 from gpuprobe.hazards.rules import LATENT
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.place import Place
@@ -63,9 +62,9 @@ class Hazards(Displayed):
     host wait (kind ``implicit-sync``). ``syncs`` is the complete ledger, including allowed and
     explicit synchronisations. ``redundant``: waits without which everything would still be ordered.
     ``self_waits``: where a stream waits for itself, which orders nothing (GP210). ``coverage``
-    lists blind spots; ``operations`` is the number of launches. ``comparison``: the findings
-    compared with a baseline, if any. ``failed``: how the program failed, if it did; the rest of it
-    was not checked. ``ranks``: the ranks whose results were merged.
+    lists blind spots; ``operations`` is the number of launches. ``failed``: how
+    the program failed, if it did; the rest of it was not checked. ``ranks``: the ranks whose
+    results were merged.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -74,7 +73,6 @@ class Hazards(Displayed):
     coverage: list[str] = field(default_factory=list)
     operations: int = 0
     self_waits: list[Place | None] = field(default_factory=list)
-    comparison: Comparison | None = None
     failed: str = ""
     ranks: tuple[int, ...] = ()
 

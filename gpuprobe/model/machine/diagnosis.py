@@ -13,13 +13,7 @@ from gpuprobe.model.rules import Rule
 from gpuprobe.model.values import Bytes, Count, Nanoseconds, ReadStatus, Unavailable
 
 SCHEMA_VERSION = (2, 1)
-"""(major, minor) of the JSON document. A newer minor only adds keys.
-
-History:
-* 1.0: first version.
-* 2.0: a finding has ``location`` and ``related``, as in every document. ``doctor-2.json``.
-* 2.1: ``verdicts``.
-"""
+"""(major, minor) of the JSON document. A newer minor only adds keys."""
 
 _NOT_COLLECTED = Unavailable("not collected", ReadStatus.NOT_COLLECTED)
 

@@ -16,14 +16,7 @@ SCHEMA = "gpuprobe.monitor-log"
 """The schema in the first line of a file of readings."""
 
 SCHEMA_VERSION = (2, 1)
-"""(major, minor) of a file of readings. A newer minor only adds keys.
-
-History:
-* 1.0: first version.
-* 1.1: ``work``, what each process does on each GPU.
-* 2.0: the header of every document, for ``format`` (``gpuprobe-moments``) and ``schema_version``.
-* 2.1: ``servers``, the servers of vLLM.
-"""
+"""(major, minor) of a file of readings. A newer minor only adds keys."""
 
 _NOT_COLLECTED = Unavailable("not collected", ReadStatus.NOT_COLLECTED)
 

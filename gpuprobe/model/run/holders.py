@@ -126,6 +126,12 @@ class Holder:
         return self.root is HolderRoot.HOOK and bool(self.path) and self.path[0].label == NODE_HOOKS
 
     @property
+    def owner(self) -> tuple[object, ...]:
+        """What all memory has in common that one variable of the program keeps."""
+        first = self.path[0].label if self.path else ""
+        return self.root, self.function, first, self.error, self.kept is Kept.GRAD
+
+    @property
     def container(self) -> HeldBy | None:
         """The outermost container on the path that the requested memory was found through several
         elements of.

@@ -156,23 +156,7 @@ SCHEMA = "gpuprobe.recording"
 """The schema in the first line of every rank's stream."""
 
 SCHEMA_VERSION = (2, 11)
-"""(major, minor). A newer major is refused; a newer minor only adds keys.
-
-History:
-* 1.0: first version; the header has ``format`` and ``writer`` for ``schema`` and ``gpuprobe``.
-* 2.0: the header and the findings are as in every document; ``Session.virtual``.
-* 2.1: ``Collective.wire``.
-* 2.2: ``Phase.waited_ns``.
-* 2.3: ``Step.exchanges``, ``SessionEnd.compiled``.
-* 2.4: ``Step.launches``.
-* 2.5: ``LaunchPlace.decoding``, ``StepLaunches.decoded``.
-* 2.6: ``SessionEnd.gpus``, ``SessionEnd.holders``.
-* 2.7: `Gap`, ``SessionEnd.incomplete_processes``.
-* 2.8: `LaterUses`; the path of a ``Holder``, and where it begins.
-* 2.9: `HeldRows`; ``SessionEnd.pinned``.
-* 2.10: ``Step.work``.
-* 2.11: the groups of collectives in ``Step.work``: `Work.sizes`.
-"""
+"""(major, minor). A newer major is refused; a newer minor only adds keys."""
 
 
 class TraceReader(Protocol):

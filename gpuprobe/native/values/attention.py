@@ -262,9 +262,6 @@ def _sdpa_cudnn_backward(
     )[:3]  # fmt: skip
 
 
-Sequence = tuple[Any, Any, Any]
-
-
 def _sequences(
     q: Any, k: Any, v: Any, cq: Any, ck: Any, used: Any = None
 ) -> list[tuple[slice, slice]]:

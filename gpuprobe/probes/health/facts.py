@@ -222,7 +222,8 @@ def _memlock() -> int | Unavailable:
     return -1 if soft == resource.RLIM_INFINITY else soft
 
 
-def _rdma_devices(folder: Path = Path("/sys/class/infiniband")) -> tuple[str, ...] | Unavailable:
+def _rdma_devices() -> tuple[str, ...] | Unavailable:
+    folder = Path("/sys/class/infiniband")
     try:
         return tuple(sorted(entry.name for entry in folder.iterdir()))
     except FileNotFoundError:
@@ -231,8 +232,8 @@ def _rdma_devices(folder: Path = Path("/sys/class/infiniband")) -> tuple[str, ..
         return Unavailable(f"{folder}: {error.strerror}", _status(error))
 
 
-def _in_container(root: Path = Path("/")) -> bool | Unavailable:
-    if (root / ".dockerenv").exists() or (root / "run/.containerenv").exists():
+def _in_container() -> bool | Unavailable:
+    if Path("/.dockerenv").exists() or Path("/run/.containerenv").exists():
         return True
     cgroup = ProcTree().read("self", "cgroup")
     if isinstance(cgroup, Unavailable):

@@ -32,7 +32,6 @@ _SCHEMA: Final = "https://json.schemastore.org/sarif-2.1.0.json"
 def document(
     findings: Sequence[Finding],
     root: str = "",
-    known: Sequence[Finding] | None = None,
     failed: str = "",
     *,
     elsewhere: str = "",
@@ -42,8 +41,7 @@ def document(
     are relative to ``repository``, the checkout's folder (default: the same). ``elsewhere``: the
     file of findings without a place (a baseline, a script), by default the project's folder.
 
-    ``known``: the findings that the baseline has; unless it is None, each result has a
-    ``baselineState`` (3.27.24). ``failed``: how the program failed (``invocations``, 3.20).
+    ``failed``: how the program failed (``invocations``, 3.20).
     """
     rules: dict[str, dict[str, object]] = {}
     results = []
@@ -60,9 +58,6 @@ def document(
             "message": {"text": _LINK.sub(r"\\[", text)},
             "partialFingerprints": {"gpuprobe/v1": finding.fingerprint},
         }
-        if known is not None:
-            old = any(finding is item for item in known)
-            result["baselineState"] = "unchanged" if old else "new"
         place = finding.location
         if place is None or not place.file:
             place = Place(elsewhere or ".", 1, "" if place is None else place.function)
@@ -173,13 +168,12 @@ def write(
     findings: Sequence[Finding],
     stream: TextIO,
     root: str = "",
-    known: Sequence[Finding] | None = None,
     failed: str = "",
     *,
     elsewhere: str = "",
     repository: str = "",
 ) -> None:
     """Write one SARIF document, ASCII only; the arguments are those of `document`."""
-    found = document(findings, root, known, failed, elsewhere=elsewhere, repository=repository)
+    found = document(findings, root, failed, elsewhere=elsewhere, repository=repository)
     json.dump(found, stream, indent=2)
     stream.write("\n")

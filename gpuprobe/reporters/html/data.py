@@ -24,7 +24,6 @@ from gpuprobe.model.memory import Category
 from gpuprobe.model.run.recording import StepRow
 from gpuprobe.model.text import visible
 from gpuprobe.model.values import Bytes, Unavailable, available
-from gpuprobe.reporters.viewers.flamegraph import to_data
 
 MOST_BYTES = 1_800_000
 """The size of all curves, packed. With trees, tables and code a page is below 3 MB."""
@@ -146,13 +145,27 @@ def _short(name: str) -> str:
 
 
 def tree_data(tree: FlameNode, most: int = _NODES) -> dict[str, Any]:
-    """A tree in flat form, parents before children. Of at most ``most`` nodes each may have one
-    more child, for the nodes that were omitted.
+    """A tree in flat form: parents before children, ``parents[0]`` is -1. Of at most ``most`` nodes
+    each may have one more child, for the nodes that were omitted.
+
+    Flat, because JSON writers and browsers limit the depth of nested objects, and a recursive
+    program's stack is deeper.
     """
-    data = to_data(pruned(tree, most), title="", subtitle="")
-    data["names"] = [_short(name) for name in data["names"]]
-    del data["title"], data["subtitle"]
-    return data
+    names: dict[str, int] = {}
+    columns: dict[str, list[int]] = {
+        key: [] for key in ("name", "bytes", "blocks", "own", "parents")
+    }
+    pending = [(pruned(tree, most), -1)]
+    while pending:
+        node, parent = pending.pop()
+        index = len(columns["name"])
+        columns["name"].append(names.setdefault(node.name, len(names)))
+        columns["bytes"].append(node.bytes)
+        columns["blocks"].append(node.blocks)
+        columns["own"].append(node.own)
+        columns["parents"].append(parent)
+        pending.extend((child, index) for child in reversed(node.children))
+    return {"names": [_short(name) for name in names], **columns}
 
 
 _MOST = 1 << 52

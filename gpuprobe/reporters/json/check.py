@@ -77,18 +77,6 @@ DOCUMENT: Final = Document(
         "2.6": "DiffRow.need",
     },
 )
-"""History:
-* 1.0: first version.
-* 1.1: ``settings``; ``accepted``, ``source``, ``cause``, ``place`` and ``rows`` of each metric.
-* 2.0: with all documents; nothing changed in this one. ``schemas/check-2.json``.
-* 2.1: ``causes`` of each metric.
-* 2.2: ``run`` of each metric, row and setting, if there are several runs.
-* 2.3: ``trials``; ``saved`` of each cause, ``unexplained`` of each metric, from runs without parts
-  of the change.
-* 2.4: ``commands``.
-* 2.5: ``incomplete``.
-* 2.6: ``rows.need``, whose rows have ``need``.
-"""
 
 
 def check_of(results: Sequence[CheckResult]) -> Check:

@@ -111,13 +111,6 @@ DOCUMENT: Final = Document(
     },
     added={"2.1": "compiled", "2.2": "DiffRow.need"},
 )
-"""History:
-* 1.0: first version.
-* 1.1: ``peaks[].compared``: what the rows compare where a peak has no trace.
-* 2.0: ``gpuprobe``, the version that wrote it. ``schemas/diff-2.json``.
-* 2.1: ``compiled``.
-* 2.2: ``rows.need``, whose rows have ``need``.
-"""
 
 
 def write(diff: Diff, stream: IO[str], by: tuple[str, ...] = BY) -> None:

@@ -52,27 +52,6 @@ DOCUMENT: Final = Document(
         Transfer: keys("op axis ranks dtype count payload wire module", place=_place),
     },
 )
-"""History:
-* 1.0: first version.
-* 2.0: with all documents; nothing changed in this one. ``schemas/estimate-2.json``.
-* 2.1: ``compute`` and ``compute_why``.
-* 2.2: ``compiled``.
-* 2.3: ``communication``, ``rank`` and ``by_rank``.
-* 2.4: ``alike`` of each rank; ``nccl``, which ``total`` includes; ``link``, ``per_node`` and
-  ``communication_time``; ``verdict_why``, and a verdict for runs that have to release cached
-  memory; ``by_device``.
-* 2.5: ``torch``; ``allocated``, a range.
-* 2.6: ``simulated_torch``; ``processes``, which ``total`` includes.
-* 2.7: ``engine``.
-* 2.8: ``suggestions``, ``not_tried`` and ``smallest_gpus``.
-* 2.9: ``growth``.
-* 2.10: ``growth_advice``; ``model``.
-* 3.0: ``engine`` and ``simulated_torch`` are gone: torch's own CUDA code runs, as installed.
-  ``schemas/estimate-3.json``.
-* 3.1: ``phases``; ``causes``.
-* 3.2: ``step_time``; ``cost``.
-* 3.3: ``step_time.by_rank``, which is empty.
-"""
 
 GPUS: Final = Document(
     "gpuprobe.gpus",

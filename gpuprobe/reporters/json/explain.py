@@ -10,7 +10,7 @@ from gpuprobe.reporters.json.report import cause_shapes, need_shapes
 
 DOCUMENT: Final = Document(
     "gpuprobe.explain",
-    (1, 2),
+    (1, 3),
     Explanation,
     "What the memory at the peak of a program is needed for, what holds the rest, and what changes "
     "without it. Sizes are bytes.",
@@ -18,12 +18,8 @@ DOCUMENT: Final = Document(
         **cause_shapes(),
         **need_shapes(),
     },
+    added={"1.3": "Effect.bound"},
 )
-"""History:
-* 1.0: first version.
-* 1.1: ``failed``, ``searched``; of effects ``assumed`` and ``reserved``.
-* 1.2: ``detail``; ``ended`` can be ``stopped``, and has no message any more.
-"""
 
 document = DOCUMENT.plain
 write = DOCUMENT.write

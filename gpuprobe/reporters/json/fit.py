@@ -76,14 +76,6 @@ DOCUMENT: Final = Document(
         "FitChoice.images FitChoice.no_time FitChoice.cost",
     },
 )
-"""History:
-* 1.0: first version.
-* 2.0: with all documents; nothing changed in this one. ``schemas/fit-2.json``.
-* 2.1: ``interrupted``.
-* 2.2: ``ranks`` and ``choices``.
-* 2.3: ``out_of_time``.
-* 2.4: the time of a step at each of ``choices``, and its cost.
-"""
 
 document = DOCUMENT.plain
 write = DOCUMENT.write

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import IO, Annotated, Any, Final
 
-from gpuprobe.hazards.findings.known import Comparison
 from gpuprobe.hazards.findings.results import Hazards, SyncRow
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.io.codec import from_plain
 from gpuprobe.model.io.document import check_version
-from gpuprobe.model.io.encoder import FINDING, Fingerprint, keys
+from gpuprobe.model.io.encoder import FINDING, keys
 from gpuprobe.model.place import Place
 from gpuprobe.model.record import record
 from gpuprobe.model.values import Bounds, Count, OneOf, Rank
@@ -34,15 +33,6 @@ class RedundantWaits:
 
 
 @record(frozen=True)
-class ComparedFingerprints:
-    """The fingerprints of findings: new ones, those in the baseline, and those only there."""
-
-    new: tuple[Fingerprint, ...]
-    known: tuple[Fingerprint, ...]
-    gone: tuple[Fingerprint, ...] = ()
-
-
-@record(frozen=True)
 class Watch:
     """The document."""
 
@@ -64,9 +54,6 @@ class Watch:
         str | None, "how the program failed, if it did; the rest of it was not checked"
     ] = None
     ranks: tuple[int, ...] | None = None
-    baseline: Annotated[
-        ComparedFingerprints | None, "comparison with a baseline; null without one; since 1.1"
-    ] = None
 
 
 def _operations(watch: Watch) -> Annotated[Count, "launches that were checked"]:
@@ -111,18 +98,10 @@ DOCUMENT: Final = Document(
             "operations": _operations,
             **keys("findings syncs redundant_waits self_waits coverage failed"),
             "ranks": _ranks,
-            "baseline": "baseline",
         },
     },
     added={"2.1": "failed ranks"},
 )
-"""History:
-* 1.0: first version.
-* 1.1: ``self_waits`` and ``baseline``.
-* 2.0: a finding has ``subject``, as in every document. ``schemas/hazards-2.json``.
-* 2.1: ``failed`` and ``ranks``.
-* 2.2: a fix has ``diff`` where it changes known lines of the program.
-"""
 
 
 def _watch(hazards: Hazards) -> Watch:
@@ -135,15 +114,6 @@ def _watch(hazards: Hazards) -> Watch:
         self_waits=tuple(hazards.self_waits),
         failed=hazards.failed or None,
         ranks=hazards.ranks or None,
-        baseline=None if hazards.comparison is None else _baseline(hazards.comparison),
-    )
-
-
-def _baseline(comparison: Comparison) -> ComparedFingerprints:
-    return ComparedFingerprints(
-        tuple(finding.fingerprint for finding in comparison.new),
-        tuple(finding.fingerprint for finding in comparison.known),
-        tuple(row.fingerprint for row in comparison.gone),
     )
 
 
@@ -158,19 +128,13 @@ def write(hazards: Hazards, stream: IO[str]) -> None:
 
 
 def from_document(document: dict[str, Any], where: str) -> Hazards:
-    """What `document` was made of, without what its baseline has and this run has not.
+    """What `document` was made of.
 
     ``where`` begins the messages. Raises UnsupportedSchema for a newer major version, DataError
     for data of another shape.
     """
     check_version(document, DOCUMENT.version, where)
     watch = from_plain(Watch, document, where)
-    comparison = None
-    if watch.baseline is not None:
-        marks = watch.baseline
-        new = [finding for finding in watch.findings if finding.fingerprint in marks.new]
-        known = [finding for finding in watch.findings if finding.fingerprint in marks.known]
-        comparison = Comparison(tuple(new), tuple(known), ())
     return Hazards(
         findings=list(watch.findings),
         syncs=list(watch.syncs),
@@ -178,7 +142,6 @@ def from_document(document: dict[str, Any], where: str) -> Hazards:
         coverage=list(watch.coverage),
         operations=watch.operations,
         self_waits=list(watch.self_waits),
-        comparison=comparison,
         failed=watch.failed or "",
         ranks=watch.ranks or (),
     )

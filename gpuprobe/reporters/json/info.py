@@ -77,10 +77,6 @@ DOCUMENT: Final = Document(
         str: _text,
     },
 )
-"""History:
-* 1.0: first version.
-* 2.0: with all documents; nothing changed in this one.
-"""
 
 document = DOCUMENT.plain
 write = DOCUMENT.write

@@ -66,13 +66,6 @@ DOCUMENT: Final = Document(
     },
     added={"2.1": "WhatIfOutcome.undecided", "2.2": "TraceResult.first_step empty"},
 )
-"""History:
-* 1.0: first version.
-* 2.0: with all documents; nothing changed in this one. ``schemas/replay-2.json``.
-* 2.1: a what-if has ``undecided``.
-* 2.2: ``first_step`` of a trace: what-ifs cover steps without a gap together. ``empty``: traces
-  without events, which are not among ``traces``.
-"""
 
 document = DOCUMENT.plain
 write = DOCUMENT.write

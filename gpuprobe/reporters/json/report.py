@@ -259,7 +259,7 @@ def need_shapes() -> dict[type, Any]:
 
 DOCUMENT: Final = Document(
     "gpuprobe.report",
-    (2, 14),
+    (2, 15),
     Report,
     "Where the memory of a recording went. Sizes are bytes, durations nanoseconds. A minor version "
     "adds keys.",
@@ -324,38 +324,11 @@ DOCUMENT: Final = Document(
         "Suggestion.saves OutOfMemory.could_use OutOfMemory.limited PinnedMemory.lines",
         "2.13": "step_time",
         "2.14": "StepTime.by_rank",
+        "2.15": "Effect.bound",
     },
     # A damaged recording, or another clock, can make differences negative.
     bounded=False,
 )
-"""History:
-* 1.0: first version.
-* 1.1: ``peak.nearest_trace``, for a peak in a step without a trace; ``fragmentation.step``.
-* 1.2: ``beside_tensors.devices`` are those of all ranks, with their ``rank``; before, of the
-  first. ``out_of_memory`` covers all ranks and devices, with the ``rank``; before, the peak's only.
-* 1.3: ``session.virtual``; ``rank_comparison.memory.lowest`` and ``.alike``; no ``time`` in it on
-  simulated GPUs.
-* 2.0: ``beside_tensors`` is ``non_tensor_memory``; every row of a line of code has ``file``,
-  ``line`` and ``function`` (``out_of_memory.line`` is now its ``key``).
-* 2.1: ``time.collectives[].wire``.
-* 2.2: ``rank_comparison.groups``.
-* 2.3: ``earlier_failures``; ``out_of_memory`` has the last 20 of each trace.
-* 2.4: ``late_ns``, ``late_steps``, ``chance_ns``, ``stable`` and ``cause`` of
-  ``rank_comparison.time``.
-* 2.5: ``communication``.
-* 2.6: ``compiled``; ``children``.
-* 2.7: ``launches``.
-* 2.8: ``launches.decoded``, ``launches.rows[].decoding``.
-* 2.9: ``gpus``; ``holders``.
-* 2.10: ``recording.missing``; the status ``killed`` is called ``incomplete``.
-* 2.11: ``needs``; the path of each of ``holders``, and where it begins; variables with a
-  growing graph.
-* 2.12: ``advice.saves``; ``out_of_memory.could_use`` and ``.limited``; the ``lines`` of pinned
-  memory; ``needs`` by module, ``later_step`` of each of its lines; ``lifespans``; ``head``;
-  ``causes``, which have what ``advice`` had on memory that is not needed.
-* 2.13: ``step_time``.
-* 2.14: ``step_time.by_rank``.
-"""
 
 to_document = DOCUMENT.plain
 write = DOCUMENT.write

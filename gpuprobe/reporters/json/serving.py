@@ -22,12 +22,6 @@ DOCUMENT: Final = Document(
         "1.3": "graphs_reserved",
     },
 )
-"""History:
-* 1.0: first version. ``schemas/serving-1.json``.
-* 1.1: ``graph_nodes``, ``ranks``, ``unquantized``.
-* 1.2: ``compiling``, ``later``.
-* 1.3: ``graphs_reserved``.
-"""
 
 FIT: Final = Document(
     "gpuprobe.serving-fit",
@@ -36,9 +30,6 @@ FIT: Final = Document(
     "How far a vLLM deployment goes, by starts without a GPU. Sizes are bytes; null: it failed.",
     title="gpuprobe fit of a vLLM server",
 )
-"""History:
-* 1.0: first version. ``schemas/serving-fit-1.json``.
-"""
 
 document = DOCUMENT.plain
 write = DOCUMENT.write

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
-from gpuprobe.model.causes import Certainty, Effect, MemoryCause
+from gpuprobe.model.causes import Bound, Certainty, Effect, MemoryCause
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Unavailable
 from gpuprobe.reporters.sections.parts import Code, Line, Part
@@ -25,14 +26,22 @@ def cause_parts(cause: MemoryCause) -> Iterator[Part]:
         yield Code(cause.effect.patch, indent=0)  # as git apply accepts it
 
 
+_BOUNDS: Final = {
+    Bound.EXACT: ("", ""),
+    Bound.OR_MORE: ("at most ", " or more"),
+    Bound.OR_LESS: ("at least ", " or less"),
+}
+
+
 def effect_text(effect: Effect) -> str:
     """What a remedy saves, and how that is known."""
     if isinstance(effect.after, Unavailable):
         return f"not tried: {effect.after.reason}"
     reserved = " reserved" if effect.reserved else ""
+    saves, needs = _BOUNDS[effect.bound]
     text = (
-        f"{human_bytes(effect.before - effect.after)}: {human_bytes(effect.after)} instead of "
-        f"{human_bytes(effect.before)}{reserved}"
+        f"{saves}{human_bytes(effect.before - effect.after)}: {human_bytes(effect.after)}{needs} "
+        f"instead of {human_bytes(effect.before)}{reserved}"
     )
     how = {
         Certainty.TRIED: "tried: the changed program ran to its end",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpuprobe.hazards.findings.known import Comparison
 from gpuprobe.hazards.findings.results import PROOF, Hazards, Proof, SyncRow
 from gpuprobe.hazards.rules import SELF_WAIT
 from gpuprobe.model.findings import Finding
@@ -28,20 +27,13 @@ _MOST, _MOST_FULL = 20, 200
 
 
 def hazard_sections(hazards: Hazards, *, full: bool = False) -> list[Section]:
-    """The findings, at most `_MOST` of each kind. ``full``: up to `_MOST_FULL`, also those in the
-    baseline, the waits that the program allows, and all evidence.
+    """The findings, at most `_MOST` of each kind. ``full``: up to `_MOST_FULL`, also the waits that
+    the program allows, and all evidence.
     """
-    comparison = hazards.comparison
     most = _MOST_FULL if full else _MOST
     found = [_races(hazards, most, full)]
     found += _latent(hazards, most, full)
-    if comparison is not None and comparison.gone:
-        gone = [
-            Line(f"{one.rule} {one.kind}  {one.where}  {one.about}")
-            for one in comparison.gone[:most]
-        ]
-        found.append(Section("In the baseline, and not found this time", tuple(gone), "gone"))
-    found += _syncs(hazards.syncs, comparison, most, full)
+    found += _syncs(hazards.syncs, most, full)
     if hazards.redundant:
         rows = tuple(
             Row((Cell(f"{times} x", times), _place(place)))
@@ -65,19 +57,14 @@ def hazard_sections(hazards: Hazards, *, full: bool = False) -> list[Section]:
 
 
 def _races(hazards: Hazards, most: int, full: bool) -> Section:
-    races, comparison = hazards.races, hazards.comparison
+    races = hazards.races
     name, short = "hazards", "Hazards"
     if not races:
         title, text = _no_races(hazards.operations, hazards.failed)
         return Section(title, (Line(text),) if text else (), name, short)
     parts: list[Part] = [Line(_failed(hazards.failed))] if hazards.failed else []
     title = plural(len(races), "stream hazard")
-    if comparison is not None:
-        new = [race for race in races if any(race is item for item in comparison.new)]
-        parts.append(Line(f"{len(new)} new, {len(races) - len(new)} in the baseline"))
-        races = races if full else new
-    old = set() if comparison is None else {finding.fingerprint for finding in comparison.known}
-    parts += [finding_section(race, full, race.fingerprint in old) for race in races[:most]]
+    parts += [finding_section(race, full) for race in races[:most]]
     if len(races) > most:
         text = f"and {len(races) - most} more (all of them in the JSON document)"
         parts.append(Line(text, indent=0))
@@ -100,8 +87,8 @@ def _failed(failed: str) -> str:
     return f"the program failed ({failed}): the rest of it was not checked"
 
 
-def finding_section(finding: Finding, full: bool = True, known: bool = False) -> Section:
-    """One finding. ``full``: with its evidence and places; ``known``: it is in the baseline."""
+def finding_section(finding: Finding, full: bool = True) -> Section:
+    """One finding. ``full``: with its evidence and places."""
     places = [*finding.related, *([finding.location] if finding.location else [])]
     parts: list[Part] = [Line(finding.message)]
     for one in places:
@@ -123,8 +110,6 @@ def finding_section(finding: Finding, full: bool = True, known: bool = False) ->
     title = f"{finding.rule} {finding.kind}"
     if full and finding.count > 1:
         title += f" · {finding.count:,} times"
-    if full and known:
-        title += " · in the baseline"
     place = "" if finding.location is None else _place(finding.location).text
     return Section(title, tuple(parts), level=finding.level, place="" if full else place)
 
@@ -143,15 +128,12 @@ def _latent(hazards: Hazards, most: int, full: bool) -> list[Section]:
     latent = hazards.latent
     if not latent:
         return []
-    old = {one.fingerprint for one in hazards.comparison.known} if hazards.comparison else set()
-    parts = tuple(finding_section(one, full, one.fingerprint in old) for one in latent[:most])
+    parts = tuple(finding_section(one, full) for one in latent[:most])
     title = f"Freed too early, without harm in this run: {len(latent)}"
     return [Section(title, parts, "latent", "Latent")]
 
 
-def _syncs(
-    syncs: Iterable[SyncRow], comparison: Comparison | None, most: int, full: bool
-) -> list[Section]:
+def _syncs(syncs: Iterable[SyncRow], most: int, full: bool) -> list[Section]:
     rows = [row for row in syncs if full or not row.allowed]
     rows.sort(key=lambda row: (row.allowed, -row.count))
     if not rows:
@@ -162,7 +144,7 @@ def _syncs(
         cells = (
             Cell(f"{row.count} x", row.count),
             _place(row.location),
-            f"{row.reason}  (new)" if _is_new(row, comparison) else row.reason,
+            row.reason,
             Cell(spent, row.seconds or -1.0),
             "yes" if row.allowed else Cell("no", tone="strong"),
         )
@@ -176,14 +158,6 @@ def _syncs(
     )
     table = Table("sync ledger", columns, tuple(lines), header=False, note_indent=11)
     return [Section("The host waits for the GPU at", (table,), "syncs", "Waits")]
-
-
-def _is_new(row: SyncRow, comparison: Comparison | None) -> bool:
-    """Whether this row is not in the baseline."""
-    return comparison is not None and any(
-        finding.subject == row.reason and finding.location == row.location
-        for finding in comparison.new
-    )
 
 
 def _place(location: Place | None) -> Cell:

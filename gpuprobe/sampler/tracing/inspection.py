@@ -23,7 +23,8 @@ REQUEST: Final = "GPUPROBE_INSPECT"
 """In the environment: the file with the request, JSON. ``operator``: its number (see
 `gpuprobe.sampler.tracing.uses`); ``device``; ``blocks``: for each the operator that made it, and
 its size in bytes; ``result``: the file to write, JSON with ``holders`` by the position in
-``blocks``, ``incomplete`` and ``visited``."""
+``blocks``, ``others`` that hold a block in addition, why the two are ``incomplete`` and
+``others_incomplete``, and ``visited``."""
 
 
 class Inspection:
@@ -39,25 +40,38 @@ class Inspection:
         """Write what holds the blocks, and end the process without Python's shutdown. ``traces``
         returns those of the step so far.
         """
-        from gpuprobe.torch_support.holding.search import holders_of, lasting_holders_of
+        from gpuprobe.torch_support.holding.objects import Key
+        from gpuprobe.torch_support.holding.search import (
+            held_elsewhere,
+            holders_of,
+            lasting_holders_of,
+        )
 
         trace = next((one for one in traces() if one.device == self._device), None)
         places = {} if trace is None else self._addresses(trace)
-        sizes = {(self._device, at): self._blocks[number][1] for at, number in places.items()}
+        sizes: dict[Key, int] = {
+            (self._device, at): self._blocks[number][1] for at, number in places.items()
+        }
         found = holders_of(sizes)
+        others = held_elsewhere(found, sizes)
         inner = {key: size for key, size in sizes.items() if _is_inner(found.get(key))}
         lasting = lasting_holders_of(inner)
         for key, one in lasting.items():
-            found[key] = _with_other_name(one, found[key])
-        document = {
-            "holders": {
+            named = _with_other_name(one, found[key])
+            if named is not found[key]:
+                found[key] = named
+                others.pop(key, None)  # the variable of the inner function ends with it
+        document: dict[str, object] = {
+            name: {
                 str(places[key[1]]): to_plain(one)
-                for key, one in found.items()
+                for key, one in holders.items()
                 if isinstance(key, tuple)
-            },
-            "incomplete": found.incomplete or lasting.incomplete,
-            "visited": found.visited,
+            }
+            for name, holders in (("holders", found), ("others", others))
         }
+        document["incomplete"] = found.incomplete or lasting.incomplete
+        document["others_incomplete"] = others.incomplete
+        document["visited"] = found.visited + others.visited
         self._result.write_text(json.dumps(document), encoding="utf-8")
         os._exit(0)
 

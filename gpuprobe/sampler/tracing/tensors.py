@@ -152,12 +152,16 @@ _CONTAINERS = (list, tuple, set, frozenset)
 _PLAIN_VALUES = (str, bytes, int, float, complex, bool, type(None), type, torch.nn.Module)
 
 
-def passed_tensors(values: object, depth: int = 6) -> Iterator[tuple[Tensor, bool]]:
+_DEEPEST = 6
+"""Containers within containers that are searched."""
+
+
+def passed_tensors(values: object) -> Iterator[tuple[Tensor, bool]]:
     """The tensors in a model's arguments or result; and for each whether its holder keeps it as
     state: a name of `STATE_NAMES`, or an object such as transformers' ``Cache``.
     """
     visited: set[int] = set()
-    waiting: list[tuple[object, bool, int]] = [(values, False, depth)]
+    waiting: list[tuple[object, bool, int]] = [(values, False, _DEEPEST)]
     while waiting and len(visited) < 2_000:
         value, state, left = waiting.pop()
         if isinstance(value, torch.Tensor):

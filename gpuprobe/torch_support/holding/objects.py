@@ -214,6 +214,7 @@ def kind_of(steps: Sequence[HeldBy]) -> str:
 
 
 GRAPH: Final = ".grad_fn"
+GRADIENT: Final = ".grad"
 
 OUTSIDE: Final = Holder("", "", "", 1, 0, Bytes(0), HolderRoot.OUTSIDE)
 """What keeps a storage that no object of Python leads to."""

@@ -16,7 +16,7 @@ import gc
 import itertools
 import sys
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from types import FrameType, ModuleType, TracebackType
@@ -27,12 +27,21 @@ import torch
 from gpuprobe.frame_variables import variables, variables_elsewhere
 from gpuprobe.model.run.holders import HeldBy, Holder, HolderRoot, Kept
 from gpuprobe.model.values import Bytes
-from gpuprobe.torch_support.holding.names import SUSPENDED, Names, Path, Start, is_a
+from gpuprobe.torch_support.holding.names import (
+    CACHED,
+    SUSPENDED,
+    Names,
+    Path,
+    Start,
+    attributes,
+    is_a,
+)
 from gpuprobe.torch_support.holding.objects import (
     ARRAY,
     CLASS,
     EXACT_DATA,
     FRAME,
+    GRADIENT,
     GRAPH,
     LOCAL,
     LOCAL_DATA,
@@ -69,13 +78,39 @@ _INSTANCES: Final = ("self", "cls")
 _FOREIGN: Final = (type(None), threading._DummyThread)
 
 
+_Variable: TypeAlias = tuple[HolderRoot, str, str, str]
+"""The root, name, function and module of a variable."""
+
+
+_ALL: Final = 0
+"""As the identity of a child: each that the parent refers to."""
+
+
+class Link(NamedTuple):
+    """The last reference of a path, by the identities of its objects: what a remedy removes."""
+
+    parent: int = 0
+    child: int = 0
+    graph_of: int = 0
+    """A tensor whose autograd graph the path leads into; the reference is that to the graph."""
+    start: _Variable | None = None
+    """Of a path of one step: the variable."""
+    error: str = ""
+    """Of a path from the frames of an exception that is handled: its type."""
+
+
 class Holders(dict[Key, Holder]):
     """The holder of each storage that was found. ``incomplete``: why others may be missing; empty
-    if the search was finished.
+    if the search was finished. ``links``: by storage, the last reference to it, as long as the
+    program does not run on; of those that the search from names found.
     """
 
     visited = 0
     incomplete = ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.links: dict[Key, Link] = {}
 
 
 def holders_of(
@@ -111,6 +146,71 @@ def lasting_holders_of(storages: Collection[Key], limits: SearchLimits | None = 
         return _Search(set(storages), None, None, limits or SearchLimits()).run_lasting()
 
 
+_MOST_SEARCHES: Final = 8
+
+
+def held_elsewhere(
+    found: Holders,
+    sizes: Mapping[Key, int],
+    *,
+    frames: Iterable[FrameType] | None = None,
+    limits: SearchLimits | None = None,
+) -> Holders:
+    """What else holds storages whose holders were `found`: for each holder, what a search finds
+    that does not follow the last references to what it holds. Of memory that a graph keeps this is
+    the reference to the graph, as `detach` removes it.
+
+    ``sizes``: in bytes. Only holders with an eighth of all bytes are tried, one after the other,
+    which share the time of ``limits``. To be called before the program runs on.
+    """
+    groups: dict[tuple[object, ...], list[Key]] = defaultdict(list)
+    for key in found.links:
+        groups[found[key].owner].append(key)
+    least = sum(sizes.values()) / _MOST_SEARCHES
+    large = [keys for keys in groups.values() if sum(sizes[key] for key in keys) >= least]
+    limits = limits or SearchLimits()
+    limits = replace(limits, seconds=limits.seconds / max(1, len(large)))
+    others = Holders()
+    with _Quiet():
+        for keys in large:
+            cut = _Cut(found.links[key] for key in keys)
+            search = _Search(set(keys), frames, None, limits, cut)
+            rest = search.run()
+            others.update(rest)
+            others.incomplete = others.incomplete or rest.incomplete
+            others.visited += rest.visited
+    return others
+
+
+class _Cut:
+    """References that a search does not follow."""
+
+    def __init__(self, links: Iterable[Link] = ()) -> None:
+        self.starts: set[_Variable] = set()
+        self.errors: set[str] = set()
+        self.graphs: set[int] = set()
+        self.children: dict[int, set[int]] = defaultdict(set)
+        for link in links:
+            if link.graph_of:
+                self.graphs.add(link.graph_of)
+            elif link.error:
+                self.errors.add(link.error)
+            elif link.start is not None:
+                self.starts.add(link.start)
+            else:
+                self.children[link.parent].add(link.child)
+
+    def has(self, parent: object, child: object) -> bool:
+        """Whether a reference is not followed."""
+        children = self.children.get(id(parent), ())
+        return id(child) in children or _ALL in children
+
+    def begins(self, start: Start) -> bool:
+        """Whether a variable is not followed."""
+        of_error = start.root is HolderRoot.EXCEPTION and start.error in self.errors
+        return of_error or _identity(start) in self.starts
+
+
 MOST_HOLDERS: Final = 5
 _LEAST: Final = 3
 """The elements with tensors, or saved tensors, from which a container or variable may grow."""
@@ -119,13 +219,12 @@ _LEAST: Final = 3
 def largest_holders(
     error: BaseException | None = None,
     frames: Iterable[FrameType] | None = None,
-    limits: SearchLimits | None = None,
 ) -> tuple[Holder, ...]:
     """The containers and variables of the program that keep the most memory, apart from weights and
     optimizer state: those with autograd graphs first.
     """
     with _Quiet():
-        search = _Search(None, frames, error, limits or SearchLimits(100_000, 1.0))
+        search = _Search(None, frames, error, SearchLimits(100_000, 1.0))
         found = search.run()
         return _most(_grouped(found, search.sizes))
 
@@ -147,9 +246,6 @@ def _most(found: Iterable[Holder]) -> tuple[Holder, ...]:
         ),
     )
     return tuple(ordered[:MOST_HOLDERS])
-
-
-_Group: TypeAlias = tuple[HolderRoot, str, str, str, tuple[str, ...]]
 
 
 def _grouped(found: Holders, sizes: dict[Key, int]) -> Iterator[Holder]:
@@ -236,8 +332,10 @@ class _Search:
         frames: Iterable[FrameType] | None,
         error: BaseException | None,
         limits: SearchLimits,
+        cut: _Cut | None = None,
     ) -> None:
         self.targets = targets
+        self._cut = cut
         self.sizes: dict[Key, int] = {}  # without targets
         self.weights: list[tuple[int, int]] = []  # elements, bytes of an element
         self.parallel: list[object] = []  # DistributedDataParallel
@@ -293,7 +391,7 @@ class _Search:
                 self._from(self._suspended())
             if self.missing:
                 self._from(self._frames(users=False))
-            if self.missing:
+            if self.missing and self._cut is None:
                 self._forget()
                 backwards = Backwards(self.kinds, self.visited, self.modules, self.check_limits)
                 found.update(backwards.run(self.missing))
@@ -446,6 +544,8 @@ class _Search:
         level: list[object] = []
         self._levels = [level]
         for start, value in starts:
+            if self._cut is not None and self._cut.begins(start):
+                continue
             if id(value) not in self.visited and self.kinds[type(value)]:
                 self.visited.add(id(value))
                 self._starts[id(value)] = start
@@ -479,7 +579,7 @@ class _Search:
                     kind = kinds[type(one)]
                     if kind is not PLAIN and self._special(one, kind, following):
                         plain.append(one)
-            inner = gc.get_referents(*plain)
+            inner = self._referents(plain)
             fresh = [
                 one for one in inner if id(one) not in visited and kinds[type(one)] is not SKIPPED
             ]
@@ -488,6 +588,24 @@ class _Search:
             visited.update(unique)
             following += unique.values()
         return following
+
+    def _referents(self, plain: list[object]) -> list[object]:
+        """What objects refer to, without the references that are cut."""
+        cut = self._cut
+        if cut is None:
+            return gc.get_referents(*plain)
+        special = cut.children.keys() | cut.graphs
+        inner = gc.get_referents(*(one for one in plain if id(one) not in special))
+        for one in plain:
+            if id(one) in special:
+                # A tensor refers to its node, if Python has an object for that.
+                node = NODE if id(one) in cut.graphs else None
+                inner += (
+                    child
+                    for child in gc.get_referents(one)
+                    if not cut.has(one, child) and self.kinds[type(child)] != node
+                )
+        return inner
 
     def _special(self, one: Any, kind: int, following: list[object]) -> bool:
         """Visit an object that is more than its referents; whether to visit these as well."""
@@ -523,6 +641,8 @@ class _Search:
         )
 
     def _add(self, edge: _Edge, child: object, following: list[object]) -> None:
+        if self._cut is not None and self._cut.has(edge.parent, child):
+            return
         if id(child) not in self.visited and self.kinds[type(child)]:
             self.visited.add(id(child))
             self._edges[id(child)] = edge
@@ -556,8 +676,8 @@ class _Search:
         if leaf or retains_grad(tensor):
             grad = gradient(tensor)
             if grad is not None and (self.targets is not None or not leaf):
-                self._add(_Edge(tensor, ".grad", Kept.GRAD), grad, following)
-        if graph:
+                self._add(_Edge(tensor, GRADIENT, Kept.GRAD), grad, following)
+        if graph and not (self._cut is not None and id(tensor) in self._cut.graphs):
             try:
                 node = grad_fn(tensor)
             except RuntimeError:  # a view whose base was changed in a way that autograd refuses
@@ -631,6 +751,7 @@ class _Search:
         names = Names()
         paths: dict[int, Path] = {}
         counts: dict[int, set[int]] = defaultdict(set)
+        links: dict[int, Link] = {}
         for one in found.values():
             if id(one.holder) in paths:
                 continue
@@ -639,11 +760,16 @@ class _Search:
                 chain.append(above)
             chain.reverse()
             start = self._starts[id(chain[0])]
+            links[id(one.holder)] = _link(start, chain, labels)
             path = paths[id(one.holder)] = names.path(start, chain, labels)
             for parent, child in itertools.pairwise(path.objects):
                 counts[id(parent)].add(id(child))
         for key, one in found.items():
             self._holders[key] = holder(paths[id(one.holder)], one, counts)
+            link = links[id(one.holder)]
+            if one.kept is Kept.SAVED and not link.graph_of:
+                link = Link(graph_of=id(one.holder))
+            self._holders.links[key] = link
 
     def _parents(self, ends: dict[int, object]) -> dict[int, object]:
         """What each object on the paths to these was reached from."""
@@ -669,6 +795,41 @@ class _Search:
                     requested.add(id(above))
                     rest -= hits
         return parents
+
+
+def _identity(start: Start) -> _Variable:
+    return start.root, start.name, start.function, start.module
+
+
+def _link(start: Start, chain: list[object], labels: Mapping[tuple[int, int], str]) -> Link:
+    """The reference on a chain of objects that a remedy removes: to a graph, to an exception, from
+    a cache, from the innermost container of the program, or the last one.
+    """
+    pairs = list(itertools.pairwise(chain))
+    for parent, child in pairs:
+        if labels.get((id(parent), id(child)), "").startswith(GRAPH):
+            return Link(graph_of=id(parent))
+    for parent, child in reversed(pairs):
+        if is_a(parent, CACHED):
+            return Link(id(parent), _ALL)
+        if is_a(child, BaseException):
+            return Link(id(parent), id(child))
+    if start.root is HolderRoot.EXCEPTION:
+        return Link(error=start.error)
+    if len(chain) == 1:
+        return Link(start=_identity(start))
+    if labels.get((id(chain[-2]), id(chain[-1]))) == GRADIENT:
+        return Link(id(chain[-2]), id(chain[-1]))  # of the tensor, whoever holds that
+    owned = {id(child) for parent, child in pairs if attributes(parent) is child}
+    for parent, child in reversed(pairs):
+        if is_a(child, torch.nn.Module):
+            break  # its tensors are removed, and not the module
+        if type(parent) in _CONTAINERS and id(parent) not in owned:
+            return Link(id(parent), id(child))
+    return Link(id(chain[-2]), id(chain[-1]))
+
+
+_CONTAINERS: Final = (dict, list, tuple, set, deque)
 
 
 def _nbytes(tensor: Any) -> Callable[[], int]:

@@ -91,14 +91,7 @@ def divide(
 EXPORT_SCHEMA = "gpuprobe.top"
 
 EXPORT_VERSION = (2, 2)
-"""(major, minor) of the document that ``e`` exports. A newer minor only adds keys.
-
-History:
-* 1.0: first version.
-* 1.1: ``work``, what each GPU does for each process.
-* 2.1: ``selection`` and ``tagged`` of what is shown.
-* 2.2: ``servers``, the servers of vLLM.
-"""
+"""(major, minor) of the document that ``e`` exports. A newer minor only adds keys."""
 
 
 @dataclass(slots=True)

@@ -67,12 +67,7 @@ EXPORT_SCHEMA = "gpuprobe.view"
 
 EXPORT_VERSION = (2, 0)
 """(major, minor) of the document that ``e`` exports. A newer minor only adds keys. Sizes in bytes,
-durations in nanoseconds.
-
-History:
-* 1.0: first version.
-* 2.0: ``gpuprobe``, the version that wrote it; a finding is as in every document.
-"""
+durations in nanoseconds."""
 
 
 class ViewScreen(Screen[None]):

@@ -71,10 +71,6 @@ def main_cause(report: Report) -> MemoryCause | None:
 # -- the verdict
 
 
-_CONTINUES = ("complete", "running", "failed")
-"""How a program ended, or not, that continued after an allocation that failed."""
-
-
 def _verdict(report: Report) -> str:
     """How the run ended, and its peak."""
     if failed_allocation(report):
