@@ -107,6 +107,8 @@ def _with_other_name(lasting: Holder, inner: Holder) -> Holder:
     """The name that lasts, with that in the function that runs if it is another."""
     if (lasting.name, lasting.function) == (inner.name, inner.function):
         return inner
+    if lasting.name == inner.name:  # an argument of the same name
+        return lasting
     where = f" in {inner.function}" if inner.function else ""
     return replace(lasting, also=f"{inner.name}{where}")
 
