@@ -128,6 +128,7 @@ def test_children_of_the_tests_leave_it_as_it_is(tmp_path: Path) -> None:
 import os, subprocess, sys
 sys.path.insert(0, {str(Path(warm_python.__file__).parent)!r})
 import warm_python
+warm_python.modules_of_commands = list  # without gpuprobe's, it starts in less time
 warm = warm_python.shared().python
 if not os.fork():
     sys.exit()  # as a test's own child that ends in the usual way
