@@ -7,7 +7,7 @@ page as a browser shows it.
 
 `tests/docs/test_pictures.py` fails when a picture is out of date. How that is known:
 
-* ``report.svg``, ``view.svg`` and ``top.svg`` are compared with what the commands print now: every
+* ``explain.svg``, ``view.svg`` and ``top.svg`` are compared with what the commands print now: every
   word, but no figure, as figures differ between machines.
 * ``estimate.svg``, at the top of the README, is drawn from ``estimate.txt``: the command and what
   it printed with a build of torch with CUDA. Its figures are checked against an estimate made here.
@@ -39,7 +39,7 @@ ESTIMATE = IMAGES / "estimate.svg"
 ESTIMATE_TEXT = IMAGES / "estimate.txt"
 SERVING = IMAGES / "serving.svg"
 SERVING_TEXT = IMAGES / "serving.txt"
-REPORT = IMAGES / "report.svg"
+EXPLAIN = IMAGES / "explain.svg"
 VIEW = IMAGES / "view.svg"
 TOP = IMAGES / "top.svg"
 PAGE = IMAGES / "page-light.png"
@@ -60,15 +60,14 @@ QUESTION_WITHOUT = (
 THEME, WIDTH, HEIGHT = "light", 1280, 900
 BROWSERS = ("chromium", "google-chrome", "chrome")
 
-# What the picture of the report shows, and what has to run before it.
-BEFORE = "gpuprobe run --gpu t4 --level trace --output gpt.gpuprobe examples/train_gpt.py --steps 8"
-COMMAND = "gpuprobe report gpt.gpuprobe --top 4"
+# What the picture of an explanation shows, to the tables below it.
+COMMAND = "gpuprobe explain --gpu t4 examples/memory_leak.py --steps 100"
+UNTIL = "What it is needed for"
 
+# The recording that the other pictures show.
+BEFORE = "gpuprobe run --gpu t4 --level trace --output gpt.gpuprobe examples/train_gpt.py --steps 8"
 # The run that the page shows.
 ON_CPU = BEFORE.replace("--gpu t4 ", "")
-
-# The tables are what a picture is good for; the text below them would double its height.
-UNTIL = "Blind spots"
 
 # Pixels of a character cell: the usual 0.6 em of a monospace font, and room between lines.
 _FONT_SIZE, _CELL, _LINE = 14, 8.4, 19
@@ -107,13 +106,11 @@ def parts_of(text: str) -> tuple[str, list[str]]:
     return command.removeprefix("$ "), lines[end:]
 
 
-def report_lines(runner: blocks.Runner, scratch: str = "picture") -> list[str]:
+def explain_lines(runner: blocks.Runner, scratch: str = "picture") -> list[str]:
     """The terminal that the picture shows: the prompt, and what the command prints."""
-    cwd = runner.scratch(scratch)
-    for command in (BEFORE, COMMAND):
-        result = runner.shell(command, cwd)
-        if result.code != 0:
-            raise RuntimeError(f"{command}: exit code {result.code}\n{result.output}")
+    result = runner.shell(f"COLUMNS=80 {COMMAND} 2>/dev/null", runner.scratch(scratch))
+    if result.code != 1:  # there is memory that is not needed
+        raise RuntimeError(f"{COMMAND}: exit code {result.code}\n{result.output}")
     lines = result.lines()
     return [f"$ {COMMAND}", *lines[: lines.index(UNTIL)]]
 
@@ -372,9 +369,9 @@ def write(runner: blocks.Runner) -> list[str]:
     _write(ESTIMATE_TEXT, question)
     _write(ESTIMATE, question_svg(question))
     _write(SERVING, question_svg(SERVING_TEXT.read_text(encoding="utf-8")))
-    lines = report_lines(runner)
-    if not REPORT.exists() or not current(lines, REPORT.read_text(encoding="utf-8")):
-        _write(REPORT, svg(lines, "gpuprobe report"))
+    lines = explain_lines(runner)
+    if not EXPLAIN.exists() or not current(lines, EXPLAIN.read_text(encoding="utf-8")):
+        _write(EXPLAIN, svg(lines, "gpuprobe explain"))
     for path, make in ((VIEW, view), (TOP, top)):
         picture = make(runner)
         if not path.exists() or words(picture) != words(path.read_text(encoding="utf-8")):

@@ -468,9 +468,9 @@ class _Explaining:
     def _edits(self, found: Diagnosed) -> list[EditCandidate]:
         """The edits that can be tried for a cause."""
         script = "" if self._subject.module else os.path.realpath(self._subject.target)
-        for path in files_of(found.group, script):
+        for path in files_of(found, script):
             text = _text(path)
-            edits = [] if text is None else candidates(found.answer, found.group, path, text)
+            edits = [] if text is None else candidates(found, path, text)
             if edits:
                 return edits
         return []

@@ -18,6 +18,7 @@ class EditKind(Enum):
     COLLECT = "collect"  # gc.collect() after each step
     CLONE = "clone"  # what is stored at the line that keeps it
     NO_GRAD = "no_grad"  # around the line that makes it
+    NO_GRAD_AT_CALL = "no_grad_at_call"  # around the function or loop that calls the model
     EXPAND = "expand"  # instead of repeat, at the line that makes it
     FOREACH = "foreach"  # False, where the optimizer is made
     SET_TO_NONE = "set_to_none"  # True, where gradients are zeroed

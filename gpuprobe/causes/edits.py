@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from gpuprobe.causes.answer import Answer, EditKind
+from gpuprobe.causes.answer import EditKind
+from gpuprobe.causes.find import Diagnosed
 from gpuprobe.causes.groups import HeldGroup
 from gpuprobe.model.place import NoPlace, Place
 from gpuprobe.model.run.holders import Holder
@@ -25,7 +26,7 @@ from gpuprobe.remedies.edits import (
     WithoutAllocatorOption,
     apply,
 )
-from gpuprobe.remedies.text import ProgramText, Refused
+from gpuprobe.remedies.text import FUNCTIONS, LOOPS, ProgramText, Refused
 
 _MOST = 3
 
@@ -47,20 +48,21 @@ class EditCandidate(NamedTuple):
     edit: Edit
 
 
-def files_of(group: HeldGroup, script: str) -> list[str]:
+def files_of(cause: Diagnosed, script: str) -> list[str]:
     """The files of the program in which a remedy may belong, the likeliest first."""
+    group = cause.group
     places = [group.main.made_at, group.main.last_use]
+    if cause.answer.edit is EditKind.NO_GRAD_AT_CALL:
+        places = [cause.kept_at]
     found = [place.file for place in places if isinstance(place, Place)]
     holder = "" if group.holder is None else group.holder.file
     return [name for name in dict.fromkeys([holder, *found, script]) if name.endswith(".py")]
 
 
-def candidates(
-    answer: Answer, group: HeldGroup, path: str, text: ProgramText
-) -> list[EditCandidate]:
+def candidates(cause: Diagnosed, path: str, text: ProgramText) -> list[EditCandidate]:
     """The edits of a file that apply, at most three."""
     found = []
-    for edit in _edits(answer.edit, group, path, text):
+    for edit in _edits(cause, path, text):
         if not isinstance(apply(text, [edit]), Refused):
             found.append(EditCandidate(path, edit))
         if len(found) == _MOST:
@@ -77,12 +79,15 @@ def without_option(text: ProgramText, option: str) -> Iterator[Edit]:
 
 
 class _Place(NamedTuple):
-    """A group in one file: the lines that made it and used it last, 0 if these are elsewhere."""
+    """A group in one file: the lines that made it, used it last, and call or store what keeps it, 0
+    if these are elsewhere.
+    """
 
     group: HeldGroup
     text: ProgramText
     made: int
     used: int
+    kept: int
 
     @property
     def stored(self) -> list[int]:
@@ -90,14 +95,16 @@ class _Place(NamedTuple):
         return list(_lines_with(self.text, _stored_name(self.group.holder)))
 
 
-def _edits(kind: EditKind, group: HeldGroup, path: str, text: ProgramText) -> Iterator[Edit]:
-    made, used = (_line_in(place, path) for place in (group.main.made_at, group.main.last_use))
+def _edits(cause: Diagnosed, path: str, text: ProgramText) -> Iterator[Edit]:
+    kind, group = cause.answer.edit, cause.group
+    places = (group.main.made_at, group.main.last_use, cause.kept_at)
+    made, used, kept = (_line_in(place, path) for place in places)
     if kind in _KEYWORDS:
         call, keyword, value = _KEYWORDS[kind]
         for line in _lines_with(text, call):
             yield SetKeyword(line, call, keyword, value)
     elif kind in _EDITS:
-        yield from _EDITS[kind](_Place(group, text, made, used))
+        yield from _EDITS[kind](_Place(group, text, made, used, kept))
 
 
 def _deletions(place: _Place) -> Iterator[Edit]:
@@ -112,6 +119,22 @@ def _clones(place: _Place) -> Iterator[Edit]:
     for line in dict.fromkeys([*place.stored, place.made]):
         if line:
             yield CloneStored(line)
+
+
+def _without_gradients(place: _Place) -> Iterator[Edit]:
+    """The function that calls the model, the loops that do, the outermost first, and the call; what
+    also trains is refused.
+    """
+    for call in place.text.statements(place.kept)[:1]:
+        around: list[int] = []
+        for node in place.text.ancestors(call):
+            if isinstance(node, LOOPS):
+                around.insert(0, node.lineno)
+            elif isinstance(node, FUNCTIONS):
+                yield NoGrad(node.lineno, node.lineno)
+                break
+        for line in (*around, place.kept):
+            yield NoGrad(line, line)
 
 
 def _optimizers(place: _Place) -> Iterator[Edit]:
@@ -139,6 +162,7 @@ _EDITS: Final[Mapping[EditKind, Callable[[_Place], Iterator[Edit]]]] = {
     EditKind.FOREACH: _optimizers,
     EditKind.MAP_LOCATION: _where_made(MapLocationCpu),
     EditKind.NO_GRAD: _where_made(lambda line: NoGrad(line, line)),
+    EditKind.NO_GRAD_AT_CALL: _without_gradients,
     EditKind.EXPAND: _where_made(ExpandInsteadOfRepeat),
     EditKind.COLLECT: _where_made(lambda line: InsertCall(line, "gc.collect()", Where.END_OF_LOOP)),
 }

@@ -17,7 +17,7 @@ from gpuprobe.analysis.evaluation import WITH_GRADIENTS
 from gpuprobe.analysis.growth import MINIMUM_SHARE, Growth, keeper
 from gpuprobe.analysis.peak.needs import Biographies
 from gpuprobe.analysis.peak.peaks import HighWater, PeakSite, by_category, live_at, window_of
-from gpuprobe.causes.answer import Answer
+from gpuprobe.causes.answer import Answer, EditKind
 from gpuprobe.causes.find import Diagnosed, causes_at
 from gpuprobe.causes.groups import HeldGroup
 from gpuprobe.causes.rules import cycles, graphs
@@ -33,6 +33,7 @@ from gpuprobe.model.run.columns import INDEX
 from gpuprobe.model.run.holders import Holder, HolderRoot, Kept
 from gpuprobe.model.run.recording import RankRecording
 from gpuprobe.model.text import human_bytes
+from gpuprobe.model.trace import GRAD_OFF
 from gpuprobe.model.values import Peak, Unavailable
 
 UNNEEDED = "unneeded"
@@ -232,7 +233,8 @@ def _certain(
                 f"{human_bytes(group.bytes)} from {group.main.made_at} are kept for a backward "
                 f"pass that does not come: an evaluation runs with gradients{at}",
                 "run it without gradients",
-                code=_NO_GRAD,
+                _NO_GRAD,
+                EditKind.NO_GRAD_AT_CALL,
             ),
             kept_at=called or found.kept_at,
         )
@@ -466,14 +468,17 @@ _MORE_THAN_TRAINING = 1.5
 kind."""
 
 
-def evaluation_cause(site: PeakSite) -> MemoryCause | None:
+def evaluation_cause(site: PeakSite, mark: HighWater | Unavailable) -> MemoryCause | None:
     """The cause, if most of the peak is that of forward passes that keep what a backward pass would
-    use, and none follows; from counters and the model's mode alone.
+    use, and none follows; from counters, the model's mode, and, where the trace has it, the grad
+    mode of what was allocated at the peak.
     """
     if not site.device.startswith("cuda") or isinstance(site.amount, Unavailable):
         return None
     found = _evaluated(site) or _after_training(site)
     if found is None or 2 * found[0] < site.amount.at_least:
+        return None
+    if not isinstance(mark, Unavailable) and 2 * _without_gradients(mark) > found[0]:
         return None
     grown, sentence = found
     answer = Answer(
@@ -485,6 +490,16 @@ def evaluation_cause(site: PeakSite) -> MemoryCause | None:
     )
     why = "what the run needs then is unknown from its recording"
     return _untried(answer, grown, 0, site.amount.at_least, why)
+
+
+def _without_gradients(mark: HighWater) -> int:
+    """The bytes at the peak that were allocated while gradients were disabled."""
+    ledger = mark.ledger
+    if not ledger.trace.events.grad:
+        return 0
+    rows = ledger.alive(mark.event)
+    modes = zip(ledger.values("grad", rows), mark.size, strict=True)
+    return sum(size for mode, size in modes if mode == GRAD_OFF)
 
 
 def _evaluated(site: PeakSite) -> tuple[int, str] | None:

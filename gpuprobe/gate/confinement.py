@@ -13,12 +13,13 @@ import shutil
 import struct
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 from gpuprobe.errors import EnvironmentUnavailable
+from gpuprobe.file_changes import changes_of, wrap_torch_writer
 
 _CREATE_RULESET: Final = 444
 _ADD_RULE: Final = 445
@@ -80,14 +81,13 @@ class Confinement:
         sys.dont_write_bytecode = True
         _refuse_writes(self._folder)
         sys.addaudithook(self._event)
-        self._wrap_writer()
+        wrap_torch_writer(lambda path: self.make_own(path, keep=False))
 
     def _event(self, event: str, arguments: Sequence[Any]) -> None:
-        paths = _PATHS.get(event)
-        if paths is None or getattr(self._inside, "busy", False):
+        if getattr(self._inside, "busy", False):
             return
         with suppress(TypeError, ValueError, OSError):  # a descriptor, or an invalid argument
-            for path, keep in paths(arguments):
+            for path, keep in changes_of(event, arguments):
                 self.make_own(os.fsdecode(path), keep=keep)
 
     def make_own(self, path: str, *, keep: bool) -> None:
@@ -127,20 +127,6 @@ class Confinement:
             return True
         parts = path.parts[:3]
         return parts[:2] == ("/", "dev") and parts[-1].startswith((*_DEVICES, *_OF_GPUS))
-
-    def _wrap_writer(self) -> None:
-        """Make torch's own writer, which opens files in C++, replace links first."""
-        torch: Any = sys.modules.get("torch")
-        if torch is None:
-            return
-        original = torch._C.PyTorchFileWriter
-
-        def writer(file: Any, *arguments: Any, **options: Any) -> Any:
-            if isinstance(file, (str, os.PathLike)):
-                self.make_own(os.fspath(file), keep=False)
-            return original(file, *arguments, **options)
-
-        torch._C.PyTorchFileWriter = writer
 
 
 def _refuse_writes(folder: Path) -> None:
@@ -196,42 +182,3 @@ def _copy_file(link: Path, keep: bool) -> None:
     link.unlink()
     if copied:
         shutil.copy2(target, link)
-
-
-_Paths = Iterator[tuple[Any, bool]]
-
-
-def _opened(arguments: Sequence[Any]) -> _Paths:
-    path, mode, flags = arguments
-    if isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC):
-        emptied = flags & os.O_TRUNC or (isinstance(mode, str) and mode[:1] in "wx")
-        yield path, not emptied
-
-
-def _first(arguments: Sequence[Any]) -> _Paths:
-    yield arguments[0], True
-
-
-def _entries(arguments: Sequence[Any]) -> _Paths:
-    """Of entries only their folders change."""
-    for path in arguments:
-        if isinstance(path, (str, bytes, os.PathLike)):
-            yield Path(os.path.abspath(os.fsdecode(path))).parent, True  # noqa: PTH100
-
-
-_PATHS: Final[dict[str, Callable[[Sequence[Any]], _Paths]]] = {
-    "open": _opened,
-    "os.mkdir": _first,
-    "os.rename": _entries,
-    "os.link": lambda arguments: _entries(arguments[1:]),
-    "os.symlink": lambda arguments: _entries(arguments[1:]),
-    "os.remove": _entries,
-    "os.rmdir": _entries,
-    "shutil.rmtree": _first,
-    "os.truncate": _first,
-    "os.chmod": _first,
-    "os.chown": _first,
-    "os.utime": _first,
-    "sqlite3.connect": _first,
-}
-"""The paths that an audit event changes, and whether the content is needed."""

@@ -24,6 +24,7 @@ from gpuprobe.model.plans.estimate import Estimate
 from gpuprobe.model.plans.request import EstimateRequest
 from gpuprobe.native.measurement import NativeMeasurement
 from gpuprobe.planning.figures import estimate_of
+from gpuprobe.planning.first_evaluation import FirstEvaluation
 from gpuprobe.planning.peers import Job
 from gpuprobe.planning.processes import (
     OtherProcesses,
@@ -38,11 +39,18 @@ from gpuprobe.recording.files import scratch_recording
 from gpuprobe.recording.load import load
 from gpuprobe.recording.writer import RecordingWriter
 from gpuprobe.sampler.environment import as_rank
-from gpuprobe.sampler.hooks.optimizer_steps import Enough, limit
+from gpuprobe.sampler.hooks.optimizer_steps import (
+    Enough,
+    limit,
+    limit_without_optimizer,
+    made_optimizer,
+)
 from gpuprobe.sampler.processes.children import following
 from gpuprobe.sampler.program import Program, restored_if_it_fails, signals_restored
 from gpuprobe.sampler.recorder import Recorder
 from gpuprobe.torch_support.callers import beyond_any_gpu, of_host_memory, place_in
+
+Progress = Callable[[int, str], None]
 
 
 class Attempt(NamedTuple):
@@ -54,6 +62,14 @@ class Attempt(NamedTuple):
     estimate: Estimate
     place: str = ""
     too_large: str = ""
+
+
+class NeededValues(NamedTuple):
+    """As `NativeSession.unknown_read` and ``refused``."""
+
+    decided: str
+    largest: str
+    refused: ValueNeeded | None
 
 
 class EstimatedFunction:
@@ -73,6 +89,12 @@ class EstimatedFunction:
         """What Python's collector freed of each GPU when the run was stopped, in bytes."""
         self.handler = ""
         """Where an out-of-memory error is handled, as ``file:line``."""
+        self.trained: NeededValues | None = None
+        """The values that the training steps needed, if something else was run after them."""
+
+    def progress(self, report: Progress | None) -> Progress | None:
+        """What is called with the number of each step and its phase: ``report``."""
+        return report
 
     def __call__(self, measured: NativeMeasurement, recorder: Recorder) -> int:
         """Run it; returns the number of steps."""
@@ -91,8 +113,9 @@ class EstimatedFunction:
 
 
 class EstimatedProgram(EstimatedFunction):
-    """Runs a program until it ends or has made the requested optimizer steps. A second run raises
-    `TooLarge` if this machine's memory is too small for its tensors.
+    """Runs a program until it ends or has made the requested optimizer steps, and the evaluation
+    that follows (`FirstEvaluation`). A second run raises `TooLarge` if this machine's memory is too
+    small for its tensors.
     """
 
     unused = (
@@ -103,15 +126,34 @@ class EstimatedProgram(EstimatedFunction):
     def __init__(self, program: Program, request: EstimateRequest) -> None:
         super().__init__(program.run, request.steps)
         self._bounded = bool(request.why)
+        self._evaluation = FirstEvaluation()
         self.handler = handler_of(program.argv[0])
 
+    def progress(self, report: Progress | None) -> Progress | None:
+        """``report``, and the evaluation after it."""
+
+        def phase(step: int, path: str) -> None:
+            if report is not None:
+                report(step, path)
+            self._evaluation.phase(path)
+
+        return phase
+
     def __call__(self, measured: NativeMeasurement, recorder: Recorder) -> int:
-        """Run the program; returns how many optimizer steps it made."""
+        """Run the program; returns how many steps it made: of its optimizer, or backward passes if
+        it has none.
+        """
         with (
             restored_if_it_fails(),
-            limit(self._steps, self._collect) as count,
+            self._evaluation.watch(),
+            limit(self._steps, lambda: self._end(measured)) as optimized,
+            limit_without_optimizer(self._steps, lambda: self._end(measured)) as passed,
             scratch_recording() as scratch,
         ):
+
+            def count() -> int:
+                return optimized() or passed()
+
             self._run(measured, scratch.parent, count)
             if not count():
                 _refuse_untrained(measured)
@@ -122,44 +164,78 @@ class EstimatedProgram(EstimatedFunction):
             measured.include(processes.assumed, processes.unknown_reads)
         return count()
 
+    def _end(self, measured: NativeMeasurement) -> BaseException | None:
+        """The program has made its steps: what ends it; None if an evaluation may follow."""
+        evaluation = self._evaluation
+        if evaluation.began:
+            evaluation.step()
+            return None
+        if evaluation.begin():
+            self.trained = NeededValues(*measured.unknown_read(), measured.session.refused())
+            return None
+        self._collect()
+        return Enough()
+
     def _run(self, measured: NativeMeasurement, folder: Path, count: Callable[[], int]) -> None:
         """Run the program to its end. ``folder``: for what the processes that it starts leave;
         ``count`` returns the optimizer steps so far.
         """
+        evaluation = self._evaluation
         try:
             started = following(ProcessRecorder(folder, self._steps))
             with interrupt_stalls(folder), started, signals_restored():
                 self._step()
-        except Enough as enough:
-            where = f"after step {count()} (--steps)"
-            self.waits = isinstance(enough, Stalled)
-            if self.waits:
-                where = (
-                    "where the program waited for a process that it had started, which was "
-                    f"stopped after step {self._steps} (--steps)"
-                )
-            measured.session.assume(
-                f"stopped {where}: later code, such as an evaluation "
-                "or a checkpoint, was not run and may need more"
-            )
-        except SystemExit as exit_:
-            if exit_.code not in (None, 0):
-                text = f"the program ended with exit code {exit_.code}"
+        except (Exception, Enough, SystemExit, UnknownValue) as error:
+            if not evaluation.began:
+                self._ended(measured, error, count())
+            elif isinstance(error, GpuprobeError) and not isinstance(error, ValueNeeded):
+                raise
+            else:
+                evaluation.ended = evaluation.ended or _end_of_evaluation(error)
+        if evaluation.began:
+            self._collect()
+            measured.session.assume(evaluation.assumption(self._steps))
+
+    def _ended(self, measured: NativeMeasurement, error: BaseException, steps: int) -> None:
+        """The program ended by an exception in its training, after ``steps``."""
+        if isinstance(error, Enough):
+            self._stopped(measured, steps, isinstance(error, Stalled))
+        elif isinstance(error, SystemExit):
+            if error.code not in (None, 0):
+                text = f"the program ended with exit code {error.code}"
                 raise _failed(measured, text) from None
-        except GpuprobeError:
-            raise
-        except Exception as error:
-            if of_host_memory(error):
-                raise self._without_host_memory(error) from None
-            size = beyond_any_gpu(error)
-            if size:
-                raise ProgramFailed(
-                    f"does not fit on any GPU: at {place_in(error)} the program asks for "
-                    f"{size} at once, more than this machine has addresses for"
-                ) from None
-            reason = str(error).strip().partition("\n")[0]
-            text = f"the program failed at {place_in(error)}: {type(error).__name__}: {reason}"
-            raise _failed(measured, text) from error
+        elif isinstance(error, (GpuprobeError, UnknownValue)):
+            raise error
+        else:
+            assert isinstance(error, Exception)
+            raise self._error(measured, error) from error
+
+    def _stopped(self, measured: NativeMeasurement, steps: int, stalled: bool) -> None:
+        self.waits = stalled
+        where = f"after step {steps} (--steps)"
+        if not made_optimizer():
+            where += ", counted by backward passes as it has no optimizer"
+        if stalled:
+            where = (
+                "where the program waited for a process that it had started, which was "
+                f"stopped after step {self._steps} (--steps)"
+            )
+        measured.session.assume(
+            f"stopped {where}: later code, such as an evaluation "
+            "or a checkpoint, was not run and may need more"
+        )
+
+    def _error(self, measured: NativeMeasurement, error: Exception) -> BaseException:
+        """What to raise for an error of the program."""
+        if of_host_memory(error):
+            return self._without_host_memory(error)
+        size = beyond_any_gpu(error)
+        if size:
+            return ProgramFailed(
+                f"does not fit on any GPU: at {place_in(error)} the program asks for "
+                f"{size} at once, more than this machine has addresses for"
+            )
+        return _failed(measured, f"the program failed at {place_in(error)}: {_described(error)}")
 
     def _without_host_memory(self, error: Exception) -> TooLarge | ProgramFailed:
         if self._bounded:
@@ -187,7 +263,7 @@ def measure(
     run: EstimatedFunction,
     request: EstimateRequest,
     job: Job | None = None,
-    progress: Callable[[int, str], None] | None = None,
+    progress: Progress | None = None,
 ) -> Attempt:
     """Run and measure it, as a rank if there is a job. The recording is kept at the request's
     ``output``. ``progress`` is called with the number of the step and its phase.
@@ -198,14 +274,17 @@ def measure(
     with nullcontext(Path(request.output)) if request.output else scratch_recording() as path:
         with _as_rank(job, measured.count):
             recorder = _recorder(path, request)
-        recorder.progress = progress
+        recorder.progress = run.progress(progress)
         measured.recorded(recorder.now_ns)
         measured.session.assume_unknown()
         measured.session.start()
         try:
             with _as_rank(job, measured.count), recorder:
                 steps = run(measured, recorder)
-            refused = measured.session.refused()
+            trained = run.trained or NeededValues(
+                *measured.unknown_read(), measured.session.refused()
+            )
+            refused = trained.refused
             if refused is not None:  # and the program caught it
                 raise refused
         except UnknownValue as unknown:
@@ -227,8 +306,8 @@ def measure(
             collected=run.collected,
             handler=run.handler,
         )
-    decided, largest = measured.unknown_read()
-    return Attempt(found, decided or largest, measured.session.too_large())
+    _, largest = measured.unknown_read()  # of an evaluation too, whose decisions need no memory
+    return Attempt(found, trained.decided or largest, measured.session.too_large())
 
 
 def _as_rank(job: Job | None, gpus: int) -> AbstractContextManager[None]:
@@ -264,6 +343,25 @@ def _unused(run: EstimatedFunction, gpus: int) -> UsageError:
     )
 
 
+def _end_of_evaluation(error: BaseException) -> str:
+    """Why the program ended after its training, as a sentence about it."""
+    if isinstance(error, Stalled):
+        return "it waited for a process that had been stopped"
+    if isinstance(error, SystemExit):
+        return "" if error.code in (None, 0) else f"it ended with exit code {error.code}"
+    if isinstance(error, (ValueNeeded, UnknownValue)):
+        return "it needed a value that was not computed"
+    if isinstance(error, StopIteration):
+        return f"it took another batch of the epoch at {place_in(error)}"
+    assert isinstance(error, Exception)  # an Enough has its reason
+    return f"it failed at {place_in(error)} ({_described(error)})"
+
+
+def _described(error: Exception) -> str:
+    """Its type and the first line of its message."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
+
 def _failed(measured: NativeMeasurement, text: str) -> ProgramFailed:
     """The error for a program that failed: ValueNeeded if an unknown value may have caused it."""
     decided, bounded = measured.unknown_read()
@@ -285,11 +383,7 @@ def _refuse_untrained(measured: NativeMeasurement) -> None:
     decided, bounded = measured.unknown_read()
     if not (decided or bounded):
         return
-    kinds = [torch.optim.Optimizer]
-    for kind in kinds:
-        kinds += kind.__subclasses__()
-    # torch marks the method of a class as the first optimizer of that class is made.
-    if any(getattr(vars(kind).get("step"), "hooked", False) for kind in kinds):
+    if made_optimizer():
         place = decided or bounded
         raise ValueNeeded(
             f"no training step was made, after {place} decided by a value that was not computed",

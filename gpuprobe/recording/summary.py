@@ -381,7 +381,7 @@ def _causes(
             growth = None  # it ends with the collector's next run
     rows = () if isinstance(found.leaks, Unavailable) else found.leaks.rows
     most_kept = max(rows, key=lambda row: row.bytes_per_step, default=None)
-    from_counters = [evaluation_cause(site), *growth_cause(site, growth, most_kept)]
+    from_counters = [evaluation_cause(site, shown), *growth_cause(site, growth, most_kept)]
     if not traced and not isinstance(shown, Unavailable):
         from_counters.append(gradients_cause(site, shown))
     return tuple(cause for cause in from_counters if cause is not None) or causes

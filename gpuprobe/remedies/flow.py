@@ -13,6 +13,8 @@ from gpuprobe.remedies.text import BLOCKS, FUNCTIONS, LOOPS, ProgramText, Scope,
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp)
 _INNER = (*FUNCTIONS, ast.ClassDef, ast.Lambda, ast.GeneratorExp)
 """Code that runs later, or with names that are visible elsewhere."""
+_SCOPES = (*FUNCTIONS, *_COMPREHENSIONS, ast.GeneratorExp)
+"""Code that has variables which nothing around it has."""
 _FRAMES = frozenset(("locals", "vars", "eval", "exec", "dir", "globals"))
 """Functions that read variables by other means than their names."""
 
@@ -325,8 +327,8 @@ class _Reached:
     def __init__(self, text: ProgramText, keys: frozenset[str], scope: Scope) -> None:
         self._text = text
         self._nodes = [(node, self._scope(node)) for node in ast.walk(text.tree)]
-        self._stores: dict[Scope, set[str]] = {
-            node: _assigned(node) for node in ast.walk(text.tree) if isinstance(node, FUNCTIONS)
+        self._stores: dict[ast.AST, set[str]] = {
+            node: _assigned(node) for node in ast.walk(text.tree) if isinstance(node, _SCOPES)
         }
         self._everywhere: set[str] = set()
         self._names: dict[ast.AST, set[str]] = {}
@@ -334,19 +336,18 @@ class _Reached:
         while self._spread():
             pass
 
-    def _scope(self, node: ast.AST) -> Scope:
+    def _scope(self, node: ast.AST) -> ast.AST:
         around = self._text.ancestors(node)
-        found = next((one for one in around if isinstance(one, (*FUNCTIONS, ast.Module))), None)
-        return found or self._text.tree
+        return next((one for one in around if isinstance(one, _SCOPES)), self._text.tree)
 
-    def _add(self, keys: Iterable[str], scope: Scope) -> bool:
+    def _add(self, keys: Iterable[str], scope: ast.AST) -> bool:
         """Returns whether one is new."""
         before = self._size()
         for key in keys:
             if key[0] in ".(":
                 self._everywhere.add(key)
                 continue
-            here: Scope = scope
+            here = scope
             while here in self._stores and key not in self._stores[here]:
                 here = self._scope(here)
             self._names.setdefault(here, set()).add(key)
@@ -355,7 +356,7 @@ class _Reached:
     def _size(self) -> int:
         return len(self._everywhere) + sum(map(len, self._names.values()))
 
-    def _known(self, scope: Scope) -> frozenset[str]:
+    def _known(self, scope: ast.AST) -> frozenset[str]:
         """The keys that code in a scope can read."""
         found = self._everywhere | self._names.get(scope, set())
         hidden = set(self._stores.get(scope, ()))

@@ -156,8 +156,8 @@ class Recorder:
         self._evaluations: Any = None  # Evaluations, likewise
         self._end_sharing: Callable[[], None] = lambda: None  # of torch's memory history
         self.progress: Callable[[int, str], None] | None = None
-        """Called with the number of the step and the path of its phase when that changes. Set
-        before the recording begins."""
+        """Called with the number of the step and the path of its phase when that changes, and when
+        a model is called. Set before the recording begins."""
         self.incomplete_processes: Sequence[int] = ()
         """What the end of the recording has of that name. Set before `finish`."""
         self._held: tuple[Holder, ...] = ()
@@ -446,6 +446,7 @@ class Recorder:
         if phase == "forward":
             self._inference.begins()
             phase = self._pass(evaluation and bool(self._known_optimizers))
+            self._report_progress(phase)
         if phase == "backward" and self._evaluations.backward_begins():
             self._timeline.was_training()
         if phase == "backward" and self._traces.backward is not None:

@@ -35,10 +35,10 @@ def test_the_estimate_is_the_one_that_the_picture_shows(runner: blocks.Runner) -
     assert pictures.ESTIMATE_TEXT.read_text(encoding="utf-8") == made, AGAIN
 
 
-def test_the_picture_shows_the_report(runner: blocks.Runner) -> None:
-    """Figures differ between machines; lines and words must be those of today's report."""
-    lines = pictures.report_lines(runner)
-    picture = pictures.REPORT.read_text(encoding="utf-8")
+def test_the_picture_shows_the_explanation(runner: blocks.Runner) -> None:
+    """Figures differ between machines; lines and words must be those of today's explanation."""
+    lines = pictures.explain_lines(runner)
+    picture = pictures.EXPLAIN.read_text(encoding="utf-8")
     assert pictures.current(lines, picture), AGAIN
 
 
@@ -94,7 +94,7 @@ def test_every_picture_is_shown_and_made() -> None:
     made = {
         pictures.ESTIMATE,
         pictures.SERVING,
-        pictures.REPORT,
+        pictures.EXPLAIN,
         pictures.VIEW,
         pictures.TOP,
         pictures.PAGE,

@@ -71,6 +71,28 @@ train(4)
 """
 )
 
+EVALUATION = (
+    START
+    + """\
+def main():
+    for epoch in range(2):
+        for step in range(3):
+            loss = net(torch.randn(256, 64, device="cuda")).abs().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        net.eval()
+        total = 0
+        for part in range(12):
+            result = net(torch.randn(4096, 64, device="cuda"))
+            total += result.abs().mean()
+        net.train()
+        print(total.item())
+
+main()
+"""
+)
+
 CYCLE = (
     START
     + """\
@@ -137,6 +159,7 @@ for step in range(4):
     ("program", "rule", "made", "holder", "edit"),
     [
         (LOSSES, "kept-graphs", "reg = net(x)", "losses", "    losses.append(reg.detach())"),
+        (EVALUATION, "evaluation", "result = net", "", "        with torch.no_grad():"),
         (VARIABLE, "live-variable", "big = torch.randn", "big (a Tensor in train", ""),
         (CYCLE, "cycle", "x.repeat", "State.me", ""),
         (

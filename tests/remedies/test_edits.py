@@ -139,6 +139,7 @@ def test_a_line_of_several_lines() -> None:
         ("ls.append(x)\nscaler.scale(torch.stack(ls)).backward()", Detach(1),
          Refusal.NEEDED_BY_BACKWARD),
         ("for l in ls:\n    l.backward()\nls.append(loss)", Detach(3), Refusal.NEEDED_BY_BACKWARD),
+        ("ls.append(x)\n[l.sum().backward() for l in ls]", Detach(1), Refusal.NEEDED_BY_BACKWARD),
         ("self.kept = out\nloss = self.kept.sum()\nautograd.grad(loss, w)", Detach(1),
          Refusal.NEEDED_BY_BACKWARD),
         ("def training_step(x):\n    loss = f(x)\n    return loss", Detach(3),
@@ -148,6 +149,17 @@ def test_a_line_of_several_lines() -> None:
 )  # fmt: skip
 def test_what_cannot_be_detached(source: str, edit: Edit, reason: Refusal) -> None:
     assert refusal(source, edit) is reason
+
+
+def test_a_variable_of_a_comprehension_is_its_own() -> None:
+    source = """\
+    def train(losses):
+        loss = model(x)
+        loss.backward()
+        losses.append(loss)
+        return [loss.item() for loss in losses]
+    """
+    assert len(changed(source, Detach(4))) == 2
 
 
 def test_another_variable_of_the_same_name_is_no_obstacle() -> None:

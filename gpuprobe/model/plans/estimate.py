@@ -174,8 +174,8 @@ class Estimate(Displayed):
     with the reason; ``smallest_gpus`` are the smallest GPUs of the catalogue that hold it.
     ``growth`` is what the last step left allocated in addition to what it began with, if that is
     too much to be noise: a longer run needs more than this one. ``growth_advice`` is what to do
-    about it, and why. ``phases`` has the peak of each phase; an evaluation is one if it ran within
-    the steps. ``causes``: why memory is there that is not needed. ``model`` is what a script that
+    about it, and why. ``phases`` has the peak of each phase; an evaluation is one if it ran.
+    ``causes``: why memory is there that is not needed. ``model`` is what a script that
     gpuprobe wrote does, in words. ``step_time``: of the last whole step on that GPU,
     ``cost``: of it at a price that was given.
     """

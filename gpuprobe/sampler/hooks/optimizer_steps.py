@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from os import getpid
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from gpuprobe.patching import patch
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -111,20 +113,65 @@ class Enough(BaseException):
 
 
 @contextmanager
-def limit(steps: int, at_end: Callable[[], object] = lambda: None) -> Iterator[Callable[[], int]]:
-    """Raise `Enough` once every optimizer has made ``steps``, or one of them one more. ``at_end``
-    is called before, while the program still has all that it has.
+def limit(
+    steps: int, end: Callable[[], BaseException | None] = Enough
+) -> Iterator[Callable[[], int]]:
+    """Raise ``end()`` once every optimizer has made ``steps``, or one of them one more; as long as
+    it returns None, the program continues, and it is called after each further step.
     """
-
-    def end() -> BaseException:
-        at_end()
-        return Enough()
-
     most, remove = _count(steps, end)
     try:
         yield most
     finally:
         remove()
+
+
+GRADIENTS_FOR_A_STEP: Final = 4
+"""Calls of `torch.autograd.grad` that count as a step, of a program without a backward pass."""
+
+
+@contextmanager
+def limit_without_optimizer(
+    steps: int, end: Callable[[], BaseException | None]
+) -> Iterator[Callable[[], int]]:
+    """Raise ``end()`` as a backward pass begins after ``steps`` others, if the program has made no
+    optimizer: it changes its parameters itself, as with ``p.data.add_(p.grad, alpha=-lr)``. As long
+    as it returns None, the program continues. The function that is entered returns the passes.
+    """
+    from torch import autograd
+
+    passes = gradients = 0
+    optimizes = False
+    process = getpid()
+    following = autograd._engine_run_backward
+
+    def run_backward(*args: Any, **named: Any) -> Any:
+        nonlocal passes, gradients, optimizes
+        optimizes = optimizes or made_optimizer()
+        if getpid() == process and not optimizes:
+            enough = passes >= steps or gradients >= GRADIENTS_FOR_A_STEP * steps
+            error = end() if enough else None
+            if error is not None:
+                raise error
+            passes += bool(named.get("accumulate_grad"))
+            gradients += not named.get("accumulate_grad")
+        return following(*args, **named)
+
+    restore = patch(autograd, "_engine_run_backward", run_backward)
+    try:
+        yield lambda: passes or gradients // GRADIENTS_FOR_A_STEP
+    finally:
+        restore()
+
+
+def made_optimizer() -> bool:
+    """Whether this process has made an optimizer: torch marks the method of a class then."""
+    from torch.optim import Optimizer
+
+    kinds: list[type] = [Optimizer]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    return any(getattr(vars(kind).get("step"), "hooked", False) for kind in kinds)
 
 
 def exit_after(steps: int, on_end: Callable[[], object]) -> None:
@@ -140,10 +187,10 @@ def exit_after(steps: int, on_end: Callable[[], object]) -> None:
 
 
 def _count(
-    steps: int, end: Callable[[], BaseException]
+    steps: int, end: Callable[[], BaseException | None]
 ) -> tuple[Callable[[], int], Callable[[], None]]:
-    """Raise ``end()`` after these steps, in this process. Returns a function for the largest number
-    of steps of an optimizer, and one that stops counting.
+    """`limit`, in this process. Returns a function for the largest number of steps of an optimizer,
+    and one that stops counting.
     """
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -158,7 +205,9 @@ def _count(
         counts[optimizer] = counts.get(optimizer, 0) + 1
         most = max(most, counts[optimizer])
         if min(counts.values()) >= steps or max(counts.values()) > steps:
-            raise end()
+            error = end()
+            if error is not None:
+                raise error
 
     return lambda: most, register_optimizer_step_post_hook(stepped).remove
 

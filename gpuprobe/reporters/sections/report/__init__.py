@@ -130,7 +130,7 @@ def report_sections(
 
 def _step_time(report: Report, *, full: bool) -> list[Section]:
     """The predicted time, where the work of steps was recorded."""
-    if report.step_time is NO_WORK or (isinstance(report.step_time, Unavailable) and not full):
+    if report.step_time is NO_WORK:
         return []
     return step_time_sections(report.step_time, _MOST_ROWS if full else _FEW_TIMES, full=full)
 
