@@ -71,19 +71,18 @@ def test_nothing_is_computed_silently_between_the_rest_of_what_marked_tests_keep
 def run(folder: Path, *options: str) -> str:
     (folder / "conftest.py").write_text(CONFTEST, encoding="utf-8")
     (folder / "test_it.py").write_text(TESTS, encoding="utf-8")
-    (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+    (folder / "pytest.ini").write_text(
+        "[pytest]\nasyncio_default_fixture_loop_scope = function\n", encoding="utf-8"
+    )
     ours = {k: v for k, v in os.environ.items() if not k.startswith(("COV_", "PYTEST_"))}
-    # Hypothesis, IPython and others take two seconds of processor time in each interpreter.
-    plugins = ("-p", "gpuprobe.pytest_plugin", *(("-p", "xdist") * ("-n1" in options)))
+    plugins: tuple[str, ...] = ()  # as installed
+    if options:  # Hypothesis, IPython and others take two seconds of processor time
+        ours["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+        plugins = ("-p", "gpuprobe.pytest_plugin", *(("-p", "xdist") * ("-n1" in options)))
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", *plugins, *options],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", *options, *plugins],
         cwd=folder,
-        env={
-            **ours,
-            "PYTHONPATH": str(folder),
-            "COLUMNS": "200",
-            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-        },
+        env={**ours, "PYTHONPATH": str(folder), "COLUMNS": "200"},
         capture_output=True,
         text=True,
         timeout=300,
