@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from gpuprobe.patching import patch
+
 Changes = Iterator[tuple[Any, bool]]
 """Paths that are changed, and whether the content of the file itself is needed."""
 
@@ -21,9 +23,9 @@ def changes_of(event: str, arguments: Sequence[Any]) -> Changes:
     return iter(()) if paths is None else paths(arguments)
 
 
-def wrap_torch_writer(before: Callable[[str], object]) -> Callable[[], None]:
-    """Call ``before`` with each path that torch's own writer opens in C++, without an audit event.
-    Returns a function that ends it.
+def wrap_torch_writer(before: Callable[[str], str | None]) -> Callable[[], None]:
+    """Call ``before`` with each path that torch's own writer opens in C++, without an audit event;
+    it may return another one to write instead. Returns a function that ends it.
     """
     torch: Any = sys.modules.get("torch")
     if torch is None:
@@ -32,14 +34,10 @@ def wrap_torch_writer(before: Callable[[str], object]) -> Callable[[], None]:
 
     def writer(file: Any, *arguments: Any, **options: Any) -> Any:
         if isinstance(file, (str, os.PathLike)):
-            before(os.fspath(file))
+            file = before(os.fspath(file)) or file
         return original(file, *arguments, **options)
 
-    def end() -> None:
-        torch._C.PyTorchFileWriter = original
-
-    torch._C.PyTorchFileWriter = writer
-    return end
+    return patch(torch._C, "PyTorchFileWriter", writer)
 
 
 def _opened(arguments: Sequence[Any]) -> Changes:

@@ -9,11 +9,14 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from gpuprobe.catalogue.gpu_model import GpuModel
 from gpuprobe.catalogue.gpus import parse_spec
+from gpuprobe.clocks import time
 from gpuprobe.errors import GpuprobeError, TooLate, ValueNeeded
+from gpuprobe.file_changes import wrap_torch_writer
 from gpuprobe.model.text import human_bytes
 from gpuprobe.native import hidden, process
 from gpuprobe.native.calls import NativeCalls
@@ -152,6 +155,8 @@ class NativeSession:
         self._computed: Values | None = None  # as `_values`, also after `stop`
         self.runtime: process.Runtime | None = None
         self._launches: NativeLaunches | None = None
+        self._began = time()
+        self._end_keeping: Callable[[], None] = lambda: None
         self._end_counting: Callable[[], None] = lambda: None
         self._end_listing: Callable[[], None] = lambda: None
 
@@ -272,6 +277,19 @@ class NativeSession:
             self.runtime.values_started()
         if self._launches is not None:
             self._launches.follow(self._values.computing)
+        self._end_keeping = wrap_torch_writer(self._written_instead)
+
+    def _written_instead(self, path: str) -> str | None:
+        """Where `torch.save` writes, of a file that is older than this session: nowhere in an
+        estimate, which makes a few steps, and where values were not computed, as they would replace
+        trained ones; None for the path itself.
+        """
+        if self.everything and not self._options.endless:
+            return None
+        if not Path(path).is_file() or Path(path).stat().st_mtime >= self._began:
+            return None
+        self.assume(f"{path} is kept: what the program saves there is not written")
+        return os.devnull
 
     def stop(self) -> None:
         """End the session. The GPUs stay to the end of the process."""
@@ -279,6 +297,7 @@ class NativeSession:
         self._ended = True
         self._end_counting()
         self._end_listing()
+        self._end_keeping()
         if self._launches is not None:
             self._launches.follow(None)
         if self._computes:

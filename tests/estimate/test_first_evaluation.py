@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,21 @@ def test_what_follows_the_epoch_never_fails_the_estimate(tmp_path: Path, loop: s
     assert LOOPS[loop] in assumed(found).replace(f"{tmp_path}/", "")
 
 
+def test_a_checkpoint_of_the_user_is_not_replaced(tmp_path: Path) -> None:
+    """In the steps, too, where the values that it would have were not computed."""
+    last = tmp_path / "last.pt"
+    last.write_text("trained for a week")
+    text = HEAD + (
+        "\nfor (batch,) in DataLoader(data, 32):\n    train(batch)\n"
+        "    torch.save(model.state_dict(), 'last.pt')\n    torch.save({}, 'new.pt')\n"
+    )
+    found = estimate(tmp_path, text)
+    assert last.read_text() == "trained for a week"
+    assert (tmp_path / "new.pt").stat().st_size > 0
+    kept = "last.pt is kept: what the program saves there is not written"
+    assert [text for text in found["assumed"] if " is kept" in text] == [kept]
+
+
 BY_HAND = """
 for batch in data[:][0].cuda().split(32):
     loss = model(batch).square().mean()
@@ -197,3 +213,17 @@ def test_a_decision_by_the_result_needs_no_second_run(tmp_path: Path) -> None:
     assert found["compute_why"] == "no line of the script decides by them"
     assert peaks(found)["evaluation"] > 20480 * 4096 * 4
     assert not found["causes"]  # it runs without gradients
+
+
+@pytest.mark.parametrize("compute", ["shapes", "real"])
+def test_a_run_without_values_replaces_no_checkpoint(tmp_path: Path, compute: str) -> None:
+    """`gpuprobe run --gpu`: with all values, the program's files are as without gpuprobe."""
+    last = tmp_path / "last.pt"
+    last.write_text("trained for a week")
+    os.utime(last, (1, 1))
+    (tmp_path / "train.py").write_text(HEAD + "\ntorch.save(model.state_dict(), 'last.pt')\n")
+    words = ("run", "--gpu", "t4", "--compute", compute, "train.py")
+    assert warm_python.gpuprobe(*words, cwd=tmp_path).returncode == 0
+    done = warm_python.gpuprobe("report", "train.gpuprobe", "-v", cwd=tmp_path)
+    is_kept = last.read_bytes() == b"trained for a week"
+    assert is_kept == ("last.pt is kept" in done.stdout) == (compute == "shapes"), done.stdout
