@@ -112,12 +112,15 @@ def baseline(folder: Path, number: int, hazards: bool) -> bytes:
     scratch = folder / f"scratch {number}"
     scratch.mkdir()
     environment = {
+        # Of the home folder of this process: else each run compiles the simulated GPU.
+        "XDG_CACHE_HOME": str(Path.home() / ".cache"),
         **os.environ,
         "PYTHONHASHSEED": str(number * 101),
         "TMPDIR": str(scratch),
         "HOME": str(scratch),
         "LC_ALL": LOCALES[number % len(LOCALES)],
         "OMP_NUM_THREADS": str(1 + number % 2),
+        "OMP_WAIT_POLICY": "passive",  # threads that wait for each other sleep
     }
     command = [sys.executable, "-m", "gpuprobe", "baseline", "update"]
     done = subprocess.run(

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import warm_client
 import warm_python
 from default_sigint import default_sigint
 from waiting import wait_for_end
@@ -74,6 +75,22 @@ def test_it_has_imported_torch_already_and_other_settings_start_an_interpreter(
     assert run(warm, "-W", "ignore", "-c", program, cwd=tmp_path)[1] == "False\n"
 
 
+def test_the_allocator_has_the_setting_of_the_environment(tmp_path: Path) -> None:
+    if warm_python.shared().python == sys.executable:
+        pytest.skip("this system has no file descriptors of processes")
+    (tmp_path / "program.py").write_text(
+        "import sys\nprint('torch' in sys.modules)\nimport torch\n"
+        "torch.zeros(1, device='cuda')\n"
+        "print(torch.cuda.memory._snapshot()['allocator_settings']['expandable_segments'])\n"
+    )
+    words = ("-m", "gpuprobe", "run", "--quiet", "--gpu", "t4", "program.py")
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        changes = {name: warm_client.EXPANDABLE}
+        found = run(warm_python.shared().python, *words, cwd=tmp_path, **changes)
+        assert found[:2] == (0, "True\nTrue\n"), found[2]
+        (tmp_path / "program.gpuprobe").rename(tmp_path / name)
+
+
 def test_ranks_that_torchrun_starts_have_imported_torch_already(tmp_path: Path) -> None:
     if warm_python.shared().python == sys.executable:
         pytest.skip("this system has no file descriptors of processes")
@@ -100,6 +117,7 @@ IN_THE_BACKGROUND = f"""
 import signal, subprocess, sys
 from pathlib import Path
 sys.path.insert(0, {str(Path(warm_python.__file__).parent)!r})
+import warm_client
 import warm_python
 from default_sigint import default_sigint
 interrupted = "import os, signal; os.kill(os.getpid(), signal.SIGINT)"
@@ -128,6 +146,7 @@ def test_children_of_the_tests_leave_it_as_it_is(tmp_path: Path) -> None:
 import os, subprocess, sys
 sys.path.insert(0, {str(Path(warm_python.__file__).parent)!r})
 import warm_python
+warm_python.modules_of_commands = list  # without gpuprobe's, it starts in less time
 warm = warm_python.shared().python
 if not os.fork():
     sys.exit()  # as a test's own child that ends in the usual way

@@ -52,14 +52,12 @@ signal.pause()
 
 
 def server(folder: Path, *options: str, cold: bool = False, **environment: str) -> Any:
-    """A client that starts the server in a folder. ``cold``: in an interpreter of its own, whose
-    calls are its children.
-    """
+    """A client that starts the server in a folder. ``cold``: its calls are its children."""
     mcp = pytest.importorskip("mcp", reason="the SDK of the Model Context Protocol is missing")
     if not hasattr(mcp, "Client"):
         pytest.skip("the SDK of the Model Context Protocol is older than 2.0")
     parameters = mcp.StdioServerParameters(
-        command=sys.executable if cold else warm_python.shared().python,
+        command=warm_python.shared().python,
         args=["-m", "gpuprobe", "mcp", *options],
         env={**os.environ, **({} if cold else warm_python.NESTED), **environment},
         cwd=folder,
@@ -362,7 +360,7 @@ def test_calls_end_with_the_server(folder: Path, how: Any) -> None:
     (folder / "waits.py").write_text("print('printed', flush=True)" + WAITS)
     os.mkfifo(folder / "ids")
     process = subprocess.Popen(
-        [sys.executable, "-m", "gpuprobe", "mcp"],
+        [warm_python.shared().python, "-m", "gpuprobe", "mcp"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -8,6 +8,7 @@ from allocator_programs import MIB, POOLS, Program
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from gpuprobe.allocator.blocks import TieRule
 from gpuprobe.allocator.layout import segments
 from gpuprobe.allocator.settings import parse_conf
@@ -73,7 +74,7 @@ def check(sim: Simulator) -> None:
             assert all(free_list.key(b) == key for key, b in free_list.blocks.items())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(programs, st.integers(20, 120))
 def test_the_layout_stays_whole(program: Program, steps: int) -> None:
     for _ in range(steps):
@@ -81,7 +82,7 @@ def test_the_layout_stays_whole(program: Program, steps: int) -> None:
         check(program.sim)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(programs, st.integers(20, 150))
 def test_freeing_everything_gives_everything_back(program: Program, steps: int) -> None:
     program.run(steps)
@@ -98,7 +99,7 @@ def test_freeing_everything_gives_everything_back(program: Program, steps: int) 
     assert not sim.live
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     st.integers(0, 2**32), st.sampled_from(CONFS), st.sampled_from((None, 400 * MIB)), st.booleans()
 )
@@ -113,7 +114,7 @@ def test_the_same_program_gets_the_same_addresses(
     assert segments(first.sim) == segments(second.sim)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(programs, st.integers(20, 150))
 def test_the_driver_agrees_on_what_is_reserved(program: Program, steps: int) -> None:
     program.run(steps)

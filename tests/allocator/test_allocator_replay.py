@@ -16,6 +16,7 @@ from test_allocator_invariants import CONFS, programs
 from trace_recorder import TraceRecorder
 
 import gpuprobe
+from examples import examples
 from gpuprobe.allocator.blocks import TieRule
 from gpuprobe.allocator.driver import SimulatedDriver
 from gpuprobe.allocator.layout import segments
@@ -100,7 +101,7 @@ def test_other_settings_do_not_explain_a_real_snapshot(snapshot: Path) -> None:
     assert divergence is not None
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(programs, st.integers(20, 250))
 def test_the_simulators_own_traces_replay_exactly(program: Program, steps: int) -> None:
     program.run(steps)
@@ -125,7 +126,7 @@ def test_every_setting_replays_exactly(conf: str) -> None:
         assert result.first_divergence is None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(CONFS), st.booleans(), st.floats(0.1, 0.9))
 @example(40089072, PAGES_OF_32, False, 0.5625)
 def test_traces_that_begin_in_the_middle_replay_exactly(
@@ -197,7 +198,7 @@ def test_only_pages_that_can_be_new_excuse_a_first_allocation(
     assert wrong >= {(True, False), (False, True)}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(programs, st.floats(0.0, 1.0))
 def test_what_was_alive_before_a_trace_is_known(program: Program, where: float) -> None:
     states: list[tuple[int, dict[int, int]]] = []
@@ -216,7 +217,7 @@ def mutated(trace: MemoryTrace, index: int, **changes: int) -> MemoryTrace:
     return copy
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(CONFS), st.integers(0, 10**6))
 def test_a_wrong_address_is_found_where_it_is(seed: int, conf: str, pick: int) -> None:
     trace = Program(seed, parse_conf(conf)).run(150).trace()
@@ -485,7 +486,7 @@ def test_a_replayed_layout_is_the_programs() -> None:
     assert {s.stream for s in program.trace().segments} <= set(STREAMS)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     programs,
     st.lists(

@@ -15,6 +15,7 @@ from report_builders import environment, session
 from shared_files import shared_snapshots
 
 import gpuprobe
+from examples import examples
 from gpuprobe.analysis.compare.diff import BY, DiffRow, diff_marks, diff_recordings
 from gpuprobe.analysis.compare.matching import match_modules
 from gpuprobe.analysis.peak.peaks import HighWater, high_water
@@ -57,7 +58,7 @@ def trace_of(rows: list[tuple[int, int, int, str, Category, bool, tuple]]) -> Me
     return script.trace
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(one=ROWS, two=ROWS)
 def test_the_rows_sum_to_the_change_of_the_peak(one: list, two: list) -> None:  # type: ignore[type-arg]
     before, after = high_water(trace_of(one)), high_water(trace_of(two))
@@ -76,7 +77,7 @@ def test_the_rows_sum_to_the_change_of_the_peak(one: list, two: list) -> None:  
         )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(rows=ROWS)
 def test_a_run_compared_with_itself_has_not_changed(rows: list) -> None:  # type: ignore[type-arg]
     mark = high_water(trace_of(rows))
@@ -87,7 +88,7 @@ def test_a_run_compared_with_itself_has_not_changed(rows: list) -> None:  # type
         assert {row.status for row in found} <= {"same"}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     lines=st.lists(st.integers(1, 200), min_size=1, max_size=8, unique=True),
     shift=st.integers(1, 50),

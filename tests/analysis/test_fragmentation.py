@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trace_recorder import TraceRecorder
 
+from examples import examples
 from gpuprobe.allocator.driver import SimulatedDriver
 from gpuprobe.allocator.simulator import Simulator
 from gpuprobe.analysis.fragmentation import fragmentation
@@ -18,7 +19,7 @@ from gpuprobe.model.values import Unavailable
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 100))
 def test_every_byte_reserved_is_accounted_for(name: str, seed: int, steps: int) -> None:
     trace, marks = recorded(seed, SETTINGS[name], steps)
@@ -46,7 +47,7 @@ def test_every_byte_reserved_is_accounted_for(name: str, seed: int, steps: int) 
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     sizes=st.lists(
         st.tuples(st.integers(1, 50 * MIB), st.booleans(), st.sampled_from((0, 5))), max_size=25

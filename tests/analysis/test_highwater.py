@@ -6,6 +6,7 @@ from analysis_programs import MIB, SETTINGS, Script, recorded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from gpuprobe.analysis.peak.flame import FlameNode, flame_tree
 from gpuprobe.analysis.peak.peaks import (
     by_category,
@@ -60,7 +61,7 @@ def check_tree(node: FlameNode) -> None:
         check_tree(child)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     steps=st.integers(1, 80),

@@ -8,6 +8,7 @@ from analysis_programs import MIB, SETTINGS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from gpuprobe.analysis.fragmentation import Fragmentation, fragmentation
 from gpuprobe.analysis.leaks import leaks, step_boundaries
 from gpuprobe.analysis.peak.flame import flame_tree
@@ -44,7 +45,7 @@ SEGMENTS = st.lists(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(
     events=EVENTS,
     segments=SEGMENTS,

@@ -6,6 +6,7 @@ from analysis_programs import Script
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from gpuprobe.analysis.leaks import Leaks, leaks, leaks_over_steps
 from gpuprobe.model.trace import Annotation, MemoryTrace
 from gpuprobe.model.values import Unavailable
@@ -66,7 +67,7 @@ class Steps:
         return leaks(self.script.trace, self.boundaries, survive=survive)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(count=st.integers(6, 14), separate=st.booleans())
 def test_only_what_keeps_growing_is_a_leak(count: int, separate: bool) -> None:
     found = Steps(count, separate).found()
@@ -82,7 +83,7 @@ def test_only_what_keeps_growing_is_a_leak(count: int, separate: bool) -> None:
     assert quiet == {"/home/u/cache.py:1 in cache": 10_000, "/home/u/ring.py:1 in ring": 700}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(count=st.integers(5, 10), survive=st.integers(1, 3))
 def test_one_trace_or_one_per_step_gives_the_same_result(count: int, survive: int) -> None:
     whole, parts = Steps(count, False).found(survive), Steps(count, True).found(survive)
@@ -91,7 +92,7 @@ def test_one_trace_or_one_per_step_gives_the_same_result(count: int, survive: in
     assert whole.lines == parts.lines
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     spans=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 12), st.integers(1, 999))),
     survive=st.integers(1, 4),
@@ -199,7 +200,7 @@ class Parts:
             self.script.before(size, address=address, stack=self.script.stack(frame))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(gap=st.integers(2, 6), leaks_too=st.booleans())
 def test_an_address_reused_between_traces_is_another_block(gap: int, leaks_too: bool) -> None:
     """A gradient lives until the next step, whose gradient gets the same address."""
@@ -220,7 +221,7 @@ def test_an_address_reused_between_traces_is_another_block(gap: int, leaks_too: 
     assert all(line.bytes_by_step == (512, 512, 512) for line in found.leaking)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(
     workspace=st.sampled_from([8, 97, 511, 1000, 1 << 24]),
     sizes=st.sampled_from([(512,), (96, 160, 500)]),

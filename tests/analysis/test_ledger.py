@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from report_builders import by_names, recording, step, trace
 from shared_files import shared_snapshots
 
+from examples import examples
 from gpuprobe import report
 from gpuprobe.analysis.fragmentation import fragmentation
 from gpuprobe.analysis.trace import ledger as ledger_module
@@ -30,7 +31,7 @@ SNAPSHOTS = shared_snapshots()
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 120))
 def test_totals_equal_the_allocators_at_every_event(name: str, seed: int, steps: int) -> None:
     trace, marks = recorded(seed, SETTINGS[name], steps)
@@ -49,7 +50,7 @@ def test_totals_equal_the_allocators_at_every_event(name: str, seed: int, steps:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 80))
 def test_the_layout_of_any_moment_is_rebuilt_exactly(name: str, seed: int, steps: int) -> None:
     trace, marks = recorded(seed, SETTINGS[name], steps)
@@ -62,7 +63,7 @@ def test_the_layout_of_any_moment_is_rebuilt_exactly(name: str, seed: int, steps
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(seed=st.integers(0, 2**32), steps=st.integers(2, 120), data=st.data())
 def test_a_trace_that_begins_late_accounts_for_earlier_blocks(
     name: str, seed: int, steps: int, data: st.DataObject
@@ -84,7 +85,7 @@ def test_a_trace_that_begins_late_accounts_for_earlier_blocks(
     assert active[-1] == marks[-1].active
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     rows=st.lists(
         st.tuples(
@@ -129,7 +130,7 @@ def test_a_reused_address_ends_the_earlier_block() -> None:
     assert ledger.checks.implied_frees == 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(seed=st.integers(0, 2**32), points=st.integers(1, 60))
 def test_a_thinned_timeline_keeps_every_extreme(seed: int, points: int) -> None:
     trace, _ = recorded(seed, SETTINGS["default"], 60)
@@ -200,7 +201,7 @@ def test_a_trace_that_grows_has_a_new_ledger() -> None:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(seed=st.integers(0, 2**32), steps=st.integers(2, 120), data=st.data())
 def test_a_ledger_built_while_reading_equals_that_of_the_whole_trace(
     name: str, seed: int, steps: int, data: st.DataObject

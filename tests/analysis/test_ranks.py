@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpuprobe
+from examples import examples
 from gpuprobe.analysis.ranks.compare import compare_ranks, merge_steps
 from gpuprobe.analysis.time_shares import time_shares
 from gpuprobe.model.memory import Category
@@ -165,7 +166,7 @@ PHASES = st.dictionaries(
 STEPS = st.lists(st.tuples(PHASES, st.integers(0, 60)), min_size=1, max_size=4)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(STEPS, min_size=2, max_size=5))
 def test_differences_add_up(by_rank: list[list[tuple[dict[str, int], int]]]) -> None:
     ranks = [

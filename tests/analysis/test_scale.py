@@ -11,6 +11,7 @@ import report_builders as build
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from gpuprobe.api.recordings import scale
 from gpuprobe.cli import main
 from gpuprobe.errors import DataError, UsageError
@@ -63,7 +64,7 @@ def test_losses_are_split_by_cause() -> None:
 STEPS = st.lists(st.tuples(st.integers(1, 10**9), st.integers(0, 10**9)), min_size=2, max_size=5)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.lists(STEPS, min_size=1, max_size=3), st.lists(STEPS, min_size=2, max_size=5))
 def test_parts_sum_to_the_whole(
     one: list[list[tuple[int, int]]], other: list[list[tuple[int, int]]]

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from report_builders import recording, step, trace
 
+from examples import examples
 from gpuprobe.analysis.inspection.tracks import Track, bands, spans, tracks
 from gpuprobe.analysis.peak.flame import FlameNode, category_tree, module_tree, pruned
 from gpuprobe.analysis.peak.peaks import by_category, by_module, high_water
@@ -21,7 +22,7 @@ def program(seed: int, steps: int) -> MemoryTrace:
     return recorded(seed, AllocatorSettings(), steps)[0]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.integers(0, 1000), st.integers(1, 120), st.data())
 def test_bands_sum_to_allocated_at_any_points(seed: int, steps: int, data: st.DataObject) -> None:
     ledger = ledger_of(program(seed, steps))
@@ -32,7 +33,7 @@ def test_bands_sum_to_allocated_at_any_points(seed: int, steps: int, data: st.Da
         assert sum(column[index] for column in found.values()) == totals[event + 1]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.integers(0, 1000), st.integers(20, 150), st.integers(8, 60))
 def test_a_thinned_track_keeps_extremes_and_bands(seed: int, steps: int, points: int) -> None:
     ledger = ledger_of(program(seed, steps))
@@ -53,7 +54,7 @@ def test_a_thinned_track_keeps_extremes_and_bands(seed: int, steps: int, points:
         assert sum(column[index] for column in track.bands.values()) == whole[at]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.integers(0, 1000), min_size=9, max_size=200), st.integers(8, 40))
 def test_every_stretch_keeps_its_lowest_and_its_highest_point(
     totals: list[int], points: int
@@ -101,7 +102,7 @@ def test_omitted_tracks_are_named() -> None:
     assert problems == ["too many to draw: rank 0 cuda:3, rank 0 cuda:4"]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.integers(0, 1000), st.integers(1, 100))
 def test_phases_by_the_stacks_do_not_overlap(seed: int, steps: int) -> None:
     ledger = ledger_of(program(seed, steps))
@@ -121,7 +122,7 @@ def check(node: FlameNode) -> int:
     return 1 + sum(map(check, children))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.integers(0, 1000), st.integers(1, 150), st.integers(1, 12))
 def test_trees_conserve_also_when_pruned(seed: int, steps: int, most: int) -> None:
     mark = high_water(program(seed, steps))
@@ -168,7 +169,7 @@ def test_pruning_takes_deep_trees() -> None:
     assert names == ["f0", "f1", "f2", "f3", "(1 smaller)"]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(st.integers(0, 100))
 def test_curves_are_thinned_until_they_fit(seed: int) -> None:
     track = Track(0, "cuda:0")
@@ -183,7 +184,7 @@ def test_curves_are_thinned_until_they_fit(seed: int) -> None:
     assert max(unpack(item["columns"]["allocated"])) == highest == item["peak"]["bytes"]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.integers(0, 1000), st.integers(1, 150), st.integers(1, 30))
 def test_single_blocks_sum_to_allocated_at_every_position(seed: int, steps: int, most: int) -> None:
     ledger = ledger_of(program(seed, steps))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from gpuprobe.allocator.driver import SimulatedDriver
 from gpuprobe.allocator.simulator import Simulator
 from gpuprobe.allocator.whatif import reserved_alone
@@ -49,7 +50,7 @@ def traced(
 
 
 @given(st.lists(sizes, max_size=4), requests)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_figures_are_those_of_the_same_requests_alone(
     others: list[int], wanted: list[tuple[bool, int, int]]
 ) -> None:

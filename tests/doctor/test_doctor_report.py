@@ -20,6 +20,7 @@ from doctor_machine import Machine, outcome
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from gpuprobe.api.doctor import _write_bundle, diagnose, doctor, redactor_for
 from gpuprobe.cli import main
 from gpuprobe.errors import EnvironmentUnavailable, UsageError
@@ -250,7 +251,9 @@ _SHELTERED = ("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(60),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(secret=_SECRETS, user=_NAMES, host=_NAMES, holder=st.sampled_from(_SHELTERED))
 def test_planted_secrets_and_names_are_nowhere_in_a_bundle(

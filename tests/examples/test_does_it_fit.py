@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import nbclient
 import nbformat
 import pytest
+import warm_python
 
 BOOK = Path(__file__).resolve().parents[2] / "examples" / "does_it_fit.ipynb"
 
 
 @pytest.mark.slow
 def test_both_questions_are_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", f"{warm_python.shared().folder}{os.pathsep}{os.environ['PATH']}")
     book = nbformat.read(BOOK, as_version=4)
     nbformat.validate(book)
     code = [cell for cell in book.cells if cell.cell_type == "code"]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from model_strategies import values_of
 from prometheus_client.parser import text_string_to_metric_families
 
+from examples import examples
 from gpuprobe.api.live import facts_of_ranks
 from gpuprobe.api.recordings import load, report
 from gpuprobe.errors import NotARecording
@@ -400,7 +401,7 @@ def test_totals_without_steps_say_so() -> None:
     assert "gpuprobe_run_step{rank=0}" not in found
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     values_of(Session),
     values_of(Environment),

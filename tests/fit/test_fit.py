@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpuprobe
+from examples import examples
 from gpuprobe.errors import UsageError
 from gpuprobe.model.plans.fit import Trial
 from gpuprobe.model.plans.request import ParameterSource
@@ -70,7 +71,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # -- the search
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     st.integers(1, 50),
     st.integers(0, 5000),

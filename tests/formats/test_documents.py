@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 import gpuprobe.analysis.baseline.check  # noqa: F401 (it defines the rules)
+from examples import examples
 from gpuprobe.analysis.baseline import METRICS, CheckResult, MetricResult, Setting
 from gpuprobe.analysis.compare.causes import Cause
 from gpuprobe.analysis.compare.diff import DiffRow
@@ -65,7 +66,7 @@ found = st.builds(
 
 
 @given(st.lists(found, max_size=4), st.booleans(), texts)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_sarif_is_valid(findings: list[Finding], known: bool, failed: str) -> None:
     document = sarif.document(
         findings,
@@ -137,7 +138,7 @@ def written(findings: Sequence[Finding], **more: Any) -> ET.Element:
 
 
 @given(st.lists(found, max_size=5), st.lists(texts, max_size=3), st.text(max_size=9))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_junit_is_valid(findings: list[Finding], passed: list[str], failed: str) -> None:
     root = written(findings, passed=passed, failed=failed)
     assert root.tag == "testsuites"
@@ -193,7 +194,7 @@ HOSTILE = (
 
 
 @given(st.lists(st.sampled_from(HOSTILE) | texts, min_size=1, max_size=4))
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 def test_markdown_has_the_tables_and_no_markup_of_others(names: list[str]) -> None:
     tokens = MarkdownIt("commonmark").enable("table").parse(drawn(result(names)))
     kinds = [token.type for token in tokens]

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from gpuprobe.hazards.engine import Engine
 from gpuprobe.hazards.events import (
     HOST,
@@ -125,7 +126,7 @@ def oracle(program: list[tuple[Any, ...]]) -> set[tuple[int, int]]:
     return races
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(programs())
 def test_it_finds_races_where_the_oracle_does(program: list[tuple[Any, ...]]) -> None:
     found, expected = run_engine(program), oracle(program)
@@ -167,7 +168,7 @@ def _bytes(start: int, dims: list[tuple[int, int]], item: int) -> set[int]:
     return found
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(tensors, tensors)
 def test_footprints_meet_where_they_have_a_byte_in_common(one: Any, other: Any) -> None:
     item = 2

@@ -143,7 +143,7 @@ PLANTED = {
 }
 
 HARMLESS: dict[str, tuple[Edit, ...]] = {
-    "comments, a docstring, what nobody uses, more words in the log": (
+    "comments, a docstring, what nobody uses, more words in the log, another seed": (
         Edit(
             TRAIN,
             "def make_optimizer",
@@ -162,6 +162,7 @@ HARMLESS: dict[str, tuple[Edit, ...]] = {
             '    print("training on", device)\n    for epoch in range(',
         ),
         Edit(TRAIN, 'print(f"epoch {epoch}: loss', 'print(f"after epoch {epoch}: mean loss'),
+        Edit(TRAIN, '"--seed", type=int, default=0', '"--seed", type=int, default=7'),
     ),
     "a renamed module": (
         Edit(MODEL, "self.attention", "self.mixer"),
@@ -181,9 +182,6 @@ HARMLESS: dict[str, tuple[Edit, ...]] = {
         Edit(TRAIN, "import accuracy", "import accuracy, make_optimizer"),
         Edit(MODEL, POSITIONS, ""),
         Edit(MODEL, LAST_LINE, f"{LAST_LINE}\n{POSITIONS.rstrip()}\n"),
-    ),
-    "another seed": (
-        Edit(TRAIN, '"--seed", type=int, default=0', '"--seed", type=int, default=7'),
     ),
 }
 

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from gpuprobe.errors import DataError
 from gpuprobe.native.elf import (
     MACHINES,
@@ -184,7 +185,7 @@ def test_each_truncated_file_is_a_data_error(tmp_path: Path, sample: bytes) -> N
     assert _read(path, sample) is not None
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.data())
 def test_damaged_files_raise_data_errors_only(
     tmp_path_factory: pytest.TempPathFactory, sample: bytes, data: st.DataObject

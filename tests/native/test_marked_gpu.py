@@ -1,7 +1,8 @@
 """The tests marked ``gpu``, on two simulated GPUs, and those marked ``simulated``, which choose.
 
 The engine's libraries are loaded before torch, and stay: these tests cannot share a process with
-those in which torch sees no device. So each of their files is run by a pytest of its own.
+those in which torch sees no device. So each file of the first is run by a pytest of its own; of the
+second, whose tests are forks of it, each folder.
 """
 
 from __future__ import annotations
@@ -9,7 +10,10 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import pytest
 import warm_python
@@ -31,15 +35,21 @@ def files(mark: str) -> list[str]:
     )
 
 
-@pytest.mark.parametrize(
-    ("mark", "file"), [(mark, file) for mark in SETTINGS for file in files(mark)]
-)
-def test_file(mark: str, file: str) -> None:
+def groups() -> Iterator[Any]:
+    """The mark, and the files of one pytest, which starts in half a second of processor time."""
+    for file in files("gpu"):
+        yield pytest.param("gpu", [file], id=f"gpu-{file}")
+    for folder, found in groupby(files("simulated"), os.path.dirname):
+        yield pytest.param("simulated", [*found], id=f"simulated-{folder or 'others'}")
+
+
+@pytest.mark.parametrize(("mark", "together"), [*groups()])
+def test_files(mark: str, together: list[str]) -> None:
     kept = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     # Without gpuprobe's plugin: it would look for a GPU before a test has chosen one.
     options = ("-m", mark, "-p", "no:cacheprovider", *(("-p", "no:gpuprobe") * (mark != "gpu")))
     done = subprocess.run(
-        [warm_python.shared().python, "-m", "pytest", "-q", "-rs", *options, file],
+        [warm_python.shared().python, "-m", "pytest", "-q", "-rs", *options, *together],
         cwd=TESTS,
         env={**kept, **SETTINGS[mark]},
         stdout=subprocess.PIPE,

@@ -272,20 +272,21 @@ torch.ops.aten.add(x, torch.ones(3, device=x.device))
 
     def printed(*words: str) -> list[str]:
         done = subprocess.run(
-            [sys.executable, "-m", *words, "torch.distributed.run", "train.py"],
-            cwd=tmp_path, env=native_jobs.environment(), capture_output=True, text=True,
-            check=False,
+            [*words, "torchrun", "train.py"],
+            cwd=tmp_path, env={**native_jobs.environment(), **warm_python.ranks()},
+            capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == (5 if words else 1)
         varying = re.compile(r"^[WE]\d{4} \S+ \d+|\d{4}-\d\d-\d\d_\S+|pid: \d+")
         return [varying.sub("", line) for line in done.stderr.splitlines()]
 
-    recorded = printed("gpuprobe", "run", "--quiet", "--gpu", "t4", "--", sys.executable, "-m")
+    python = warm_python.shared().python
+    recorded = printed(python, "-m", "gpuprobe", "run", "--quiet", "--gpu", "t4", "--")
     assert "torch/_ops.py" in "".join(recorded)
     *lines, own = recorded
     assert lines == printed()
     assert own.startswith(
-        f"gpuprobe: error: {sys.executable} exited with code 1; the program failed first: "
+        "gpuprobe: error: torchrun exited with code 1; the program failed first: "
         "RuntimeError: The size of tensor a"
     )
 

@@ -99,7 +99,8 @@ def test_a_wheel_runs_programs_and_the_check_of_ci_without_a_compiler(tmp_path: 
     subprocess.run(
         [
             *(sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"),
-            *("--disable-pip-version-check", "--no-deps", "--no-index", str(wheel)),
+            *("--disable-pip-version-check", "--no-compile", "--no-deps", "--no-index"),
+            str(wheel),
         ],
         check=True,
     )

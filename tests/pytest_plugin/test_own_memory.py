@@ -94,7 +94,7 @@ def run(folder: Path, *options: str) -> str:
             *options,
         ],
         cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, **warm_python.NESTED, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=300,

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from model_strategies import UNDECODABLE, memory_traces, same_trace
 
+from examples import examples
 from gpuprobe.analysis.trace.ledger import ledger_of
 from gpuprobe.errors import DataError, UnsupportedSchema
 from gpuprobe.model.io.budget import LIMITS
@@ -44,7 +45,7 @@ def rebuilt(data: bytes, change: Any) -> bytes:
     return PREFIX.pack(magic, major, minor, len(raw), zlib.crc32(raw)) + raw + body
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(trace=memory_traces())
 def test_round_trip(trace: MemoryTrace) -> None:
     back = chunks.decode_chunk(chunks.encode_chunk(trace), "chunk")
@@ -121,7 +122,7 @@ def test_any_flipped_byte_is_a_data_error() -> None:
     assert set(missed) <= {10, 11}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_are_a_data_error(data: bytes) -> None:
     with pytest.raises(DataError):

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from model_strategies import UNDECODABLE, model_classes, values_of
 
+from examples import examples
 from gpuprobe.errors import ConfigError, DataError
 from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.io.codec import closed, from_plain, to_plain
@@ -43,7 +44,7 @@ def through_text(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("cls", model_classes(), ids=lambda cls: cls.__name__)
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(15), deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_round_trip_of_every_model_class(cls: type, data: st.DataObject) -> None:
     value = data.draw(values_of(cls))
@@ -56,7 +57,7 @@ def test_every_record_type_is_among_those_classes() -> None:
     assert {Step, Session, Environment, Finding, Peak} <= set(model_classes())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(plain=JSON, data=st.data())
 def test_foreign_data_is_a_value_or_a_data_error(plain: Any, data: st.DataObject) -> None:
     cls = data.draw(st.sampled_from([Step, Session, Finding, AllocatorSettings, KnownTensors]))

@@ -13,6 +13,7 @@ import report_builders as build
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from gpuprobe.errors import DataError
 from gpuprobe.model.io.codec import to_plain
 from gpuprobe.model.memory import Category
@@ -110,7 +111,7 @@ SHAPES: dict[str, Callable[[int], dict[str, Any]]] = {
 }
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from(sorted(SHAPES)), st.integers(0, 20), st.integers(1, 10**6)),

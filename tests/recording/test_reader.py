@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from model_strategies import memory_traces, same_trace, values_of
 
 import gpuprobe
+from examples import examples
 from gpuprobe.errors import DataError, NotARecording, UnsupportedSchema
 from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.io.budget import LIMITS, Limit
@@ -57,7 +58,7 @@ def write(path: Path, steps: int = 3) -> Path:
     return path / "rank-00000.jsonl"
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(30), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     session=values_of(Session),
     environment=values_of(Environment),
@@ -100,7 +101,7 @@ def test_everything_written_is_read(
     assert not rank.truncated
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(20), deadline=None, suppress_health_check=list(HealthCheck))
 @given(traces=st.lists(memory_traces(), min_size=1, max_size=3))
 def test_traces_are_read_on_demand(traces: list[MemoryTrace]) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -11,6 +11,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from gpuprobe.remedies.edits import (
     ClearAfterLoop,
     CloneStored,
@@ -143,7 +144,7 @@ def rows(data: bytes) -> list[bytes]:
     return re.findall(rb"[^\n]*\n|[^\n]+\Z", data)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_random_programs(data: st.DataObject) -> None:
     source = data.draw(sources())

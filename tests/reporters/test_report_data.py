@@ -28,6 +28,7 @@ from report_builders import (
     window,
 )
 
+from examples import examples
 from gpuprobe.analysis.placement import imbalance
 from gpuprobe.errors import DataError
 from gpuprobe.model.findings import Finding, Level
@@ -151,7 +152,7 @@ def recordings(draw: st.DrawFn) -> Recording:
 
 # Not shrunk: these are large, and a failure is read more easily than it is shrunk.
 @settings(
-    max_examples=25,
+    max_examples=examples(25),
     deadline=None,
     suppress_health_check=list(HealthCheck),
     phases=[HypothesisPhase.explicit, HypothesisPhase.reuse, HypothesisPhase.generate],
@@ -167,7 +168,7 @@ def test_any_recording_gives_a_valid_report_and_clean_text(
         assert unicode or line.isascii()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     sizes=st.lists(
         st.tuples(

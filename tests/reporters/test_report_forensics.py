@@ -12,6 +12,7 @@ from report_builders import ALLOC, MIB, environment, recording, session, step, t
 from test_report_data import checked, words
 from trace_recorder import TraceRecorder
 
+from examples import examples
 from gpuprobe.allocator.driver import SimulatedDriver
 from gpuprobe.allocator.simulator import Simulator
 from gpuprobe.model.memory import Category
@@ -53,7 +54,7 @@ def spaces(report: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     st.lists(st.integers(1, 30 * MIB), min_size=1, max_size=12),
     st.sampled_from([60 * MIB, 400 * MIB]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +13,6 @@ from typing import Any
 import jsonschema
 import pytest
 import torch
-import torch._inductor.compile_fx  # once: each test is a fork of this process
-import torch._inductor.config
 from torch import nn
 
 import gpuprobe
@@ -30,7 +29,11 @@ from gpuprobe.reporters.text import draw
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.simulated]
 
-torch._inductor.config.compile_threads = 1  # without a process that compiles
+if "GPUPROBE_TEST_SIMULATED" in os.environ:  # once, not in each test: they are forks
+    import torch._inductor.compile_fx
+    import torch._inductor.config
+
+    torch._inductor.config.compile_threads = 1  # without a process that compiles
 
 SOURCE = Path(__file__).read_text().splitlines()
 BREAK = "        torch._dynamo.graph_break()"

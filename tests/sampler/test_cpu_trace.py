@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from models import Mlp, seeded, train
 from sinks import KeepingSink
 
+from examples import examples
 from gpuprobe.model.memory import Category, TraceAction
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Peak
@@ -58,7 +59,7 @@ operations = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(operations)
 def test_any_program_is_accounted_to_the_byte(program: list[tuple[str, int]]) -> None:
     tensors: list[torch.Tensor] = [torch.zeros(3)]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from models import Mlp, seeded, train
 from torch import nn
 
+from examples import examples
 from gpuprobe.model.memory import Category
 from gpuprobe.model.run.session import KnownTensors
 from gpuprobe.model.values import Unavailable
@@ -89,7 +90,7 @@ class Program:
 CHANGES = [name for name in vars(Program) if not name.startswith("_")]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.sampled_from(CHANGES), max_size=12))
 def test_a_look_says_what_a_walk_says(changes: list[str]) -> None:
     program = Program()

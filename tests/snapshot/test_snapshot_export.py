@@ -18,6 +18,7 @@ from shared_files import shared_snapshots
 from snapshot_samples import modern, torch_2_0, without_frames
 from torch.cuda import _memory_viz
 
+from examples import examples
 from gpuprobe.api.recordings import load
 from gpuprobe.api.views import write_snapshot
 from gpuprobe.errors import DataError, UsageError
@@ -170,7 +171,7 @@ def snapshots(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(snapshots())
 def test_any_snapshot_survives_the_round_trip(snapshot: dict[str, Any]) -> None:
     found = decode(snapshot).traces

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from snapshot_samples import FRAMES, modern, torch_2_0
 
+from examples import examples
 from gpuprobe.errors import SnapshotError
 from gpuprobe.model.trace import Frame
 from gpuprobe.recording.snapshot.load import read_snapshot
@@ -349,7 +350,7 @@ def mutated(draw: st.DrawFn) -> bytes:
 
 
 @settings(
-    max_examples=2000,
+    max_examples=examples(2000),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -402,7 +403,7 @@ def rearranged(draw: st.DrawFn) -> Any:
     return snapshot
 
 
-@settings(max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(1500), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(snapshot=rearranged() | plain)
 def test_rearranged_structures_load_or_give_one_error(snapshot: Any) -> None:
     try:

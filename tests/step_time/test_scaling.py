@@ -82,7 +82,7 @@ def gpuprobe(*words: str, folder: Path) -> str:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("scaling")
     (folder / "train.py").write_text(PROGRAM, encoding="utf-8")
-    run = ("run", "--level", "trace", "-o")
+    run = ("run", "--compute", "shapes", "--level", "trace", "-o")
     gpuprobe(*run, "one.gpuprobe", "--gpu", "a100-40gb", "train.py", folder=folder)
     torchrun = ["torchrun", "--nproc-per-node", "2", "train.py"]
     gpuprobe(*run, "two.gpuprobe", "--gpu", "2xa100-40gb", "--", *torchrun, folder=folder)
@@ -138,14 +138,16 @@ def test_the_time_of_a_job_is_checked(folder: Path) -> None:
     """The baseline keeps the command after ``--`` and its GPUs: a check repeats it."""
     program = (folder / "train.py").read_text(encoding="utf-8")
     (folder / "job.py").write_text(program, encoding="utf-8")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "job.py"]
+    python = warm_python.shared().python
+    torchrun = ["torchrun", "--nproc-per-node", "2", "job.py"]
     update = ("baseline", "update", "--gpu", "2xa100-40gb", "--baseline", "job.json")
     gpuprobe(*update, "--", *torchrun, folder=folder)
     twice = program.replace("model(torch", "model(torch.zeros(64, 2048).cuda()); model(torch")
     (folder / "job.py").write_text(twice, encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, "-m", "gpuprobe", "check", "--baseline", "job.json", "--json"],
+        [python, "-m", "gpuprobe", "check", "--baseline", "job.json", "--json"],
         cwd=folder,
+        env={**os.environ, **warm_python.NESTED, **warm_python.ranks()},
         capture_output=True,
         text=True,
         check=False,

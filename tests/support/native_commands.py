@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import warm_client
 import warm_python
@@ -40,11 +41,18 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def python(
-    *arguments: object, cwd: Path, cold: bool = False, **more: str
+    *arguments: object,
+    cwd: Path,
+    cold: bool = False,
+    warm: warm_python.WarmPython | None = None,
+    **more: str,
 ) -> subprocess.CompletedProcess[str]:
-    """``python ARGUMENTS`` in ``cwd``, with ``more`` in its environment."""
+    """``python ARGUMENTS`` in ``cwd``, with ``more`` in its environment. ``warm``: forked from
+    this process, by default the shared one.
+    """
+    command = sys.executable if cold else (warm or warm_python.shared()).python
     return subprocess.run(
-        [sys.executable if cold else warm_python.shared().python, *map(str, arguments)],
+        [command, *map(str, arguments)],
         cwd=cwd,
         env=environment(**({} if cold else warm_python.NESTED), **more),
         capture_output=True,
@@ -54,8 +62,6 @@ def python(
     )
 
 
-def gpuprobe(
-    *arguments: object, cwd: Path, cold: bool = False, **more: str
-) -> subprocess.CompletedProcess[str]:
+def gpuprobe(*arguments: object, cwd: Path, **more: Any) -> subprocess.CompletedProcess[str]:
     """``gpuprobe ARGUMENTS``, likewise."""
-    return python("-m", "gpuprobe", *arguments, cwd=cwd, cold=cold, **more)
+    return python("-m", "gpuprobe", *arguments, cwd=cwd, **more)

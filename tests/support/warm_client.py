@@ -29,6 +29,9 @@ _ANY = (
 )
 """Beginnings of those that may differ: `warm_python` applies them, or they are read at each use."""
 
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Those that torch reads when it is imported, but can set later as well, except for a backend."""
+
 RANKS = "WARM_PYTHON_RANKS"
 ADDRESS = "WARM_PYTHON_ADDRESS"
 """The environment variable with the server's socket, for the programs that it has forked."""
@@ -49,12 +52,23 @@ _MEASURED_AGAIN = ["-m", "gpuprobe", "baseline", "update", "--no-notes"]
 _RUN_TO_EXPLAIN = ["-m", "gpuprobe", "run", "--quiet"]
 
 
+EXPANDABLE = "expandable_segments:True"
+"""What gpuprobe sets to try it."""
+
+
 def settings(environment: dict[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environment.items()
-        if name.startswith(_KEPT) and not name.startswith(_ANY)
+        if name.startswith(_KEPT)
+        and not name.startswith(_ANY)
+        and not (name in _ALLOCATOR and value == EXPANDABLE)
     }
+
+
+def expandable(environment: dict[str, str]) -> bool:
+    """Whether the program's allocator has the one setting that `warm_python` applies."""
+    return any(environment.get(name) == EXPANDABLE for name in _ALLOCATOR)
 
 
 def inherits(words: list[str]) -> bool:

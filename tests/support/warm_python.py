@@ -91,6 +91,12 @@ def modules_of(*rooms: str) -> list[str]:
     return names
 
 
+def modules_of_commands() -> list[str]:
+    """What commands of gpuprobe import sooner or later."""
+    imported = [name for name in modules_of(*_ROOMS) if name not in warm_client.OWN]
+    return [*_OF_COMMANDS, *imported]
+
+
 @functools.cache
 def shared() -> WarmPython:
     """The one of this process, until its end; in a process that was forked from one, such as a
@@ -100,8 +106,7 @@ def shared() -> WarmPython:
     if warm_client.ADDRESS in os.environ:
         return WarmPython(Path(os.environ[warm_client.ADDRESS]).parent)
     base = tempfile.mkdtemp(prefix="warm-")
-    imported = [name for name in modules_of(*_ROOMS) if name not in warm_client.OWN]
-    made = WarmPython(Path(base), [*_OF_COMMANDS, *imported])
+    made = WarmPython(Path(base), modules_of_commands())
     owner = os.getpid()
 
     def end() -> None:
@@ -446,10 +451,22 @@ def _begin(request: Request, streams: list[int]) -> None:
         sys.executable = request.command
     sys.argv, sys.orig_argv = request.argv, [sys.executable, *request.argv]
     _begin_python(request)
+    _set_allocator(request.environment)
     if request.command and warm_client.inherits(request.argv) and "GPUPROBE_NATIVE" in os.environ:
         from gpuprobe.api.inherited import follow_torch
 
         follow_torch()  # as `gpuprobe/startup/sitecustomize.py` does
+
+
+def _set_allocator(environment: Mapping[str, str]) -> None:
+    """What torch does as it is imported, if the setting is in the environment."""
+    if not warm_client.expandable(environment):
+        return
+    import torch
+
+    # The second is its name in older versions.
+    change = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+    (change or torch.cuda.memory._set_allocator_settings)(warm_client.EXPANDABLE)
 
 
 def _begin_python(request: Request) -> None:

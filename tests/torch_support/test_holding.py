@@ -23,6 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
 
+from examples import examples
 from gpuprobe.analysis.growth import keeper
 from gpuprobe.model.io.codec import from_plain, to_plain
 from gpuprobe.model.run.holders import Holder, HolderRoot, Kept
@@ -1288,7 +1289,7 @@ def in_containers(draw: Any, depth: int, leaf: torch.Tensor) -> Any:
     return {"list": list, "tuple": tuple, "deque": deque}[kind](made)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.data())
 def test_the_path_leads_to_the_tensor(data: st.DataObject) -> None:
     tensor = new()

@@ -402,9 +402,9 @@ async def test_a_log_is_replayed_there_and_back(tmp_path: Path) -> None:
 _SAFE = ("s", "e", "q", "K", "ctrl+p")  # these write files, end something, or open a foreign screen
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 async def test_no_order_of_keys_and_sizes_ends_the_screen(seed: int) -> None:
-    """A hundred random keys, sizes and readings each; processes and GPUs come and go."""
+    """Sixty random keys, sizes and readings each; processes and GPUs come and go."""
     draw = random.Random(seed)
     full = moments("8xh100", 4)
     few = [
@@ -427,7 +427,7 @@ async def test_no_order_of_keys_and_sizes_ends_the_screen(seed: int) -> None:
     keys = [name for name in (*names, "enter", "a", "9") if name not in _SAFE]
     async with app.run_test(size=(100, 30)) as pilot:
         await settle(pilot, app)
-        for _ in range(100):
+        for _ in range(60):
             action = draw.random()
             if action < 0.3:
                 await pilot.resize_terminal(draw.randint(1, 210), draw.randint(1, 70))

@@ -7,6 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from gpuprobe.analysis.growth import LEAST_STEPS, Forecast, forecast, forecast_of_steps
 from gpuprobe.model.memory import AllocatorCounts
 from gpuprobe.model.run.session import DeviceWindow, Step
@@ -29,7 +30,7 @@ def reason(levels: list[int]) -> str:
 
 
 @given(st.integers(1, 64 * MIB), st.integers(0, 1 << 34), st.integers(LEAST_STEPS, 150))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_steady_growth_is_told_exactly(slope: int, start: int, steps: int) -> None:
     levels = [start + slope * i for i in range(steps)]
     result = found(levels, levels[-1] + 40 * slope)

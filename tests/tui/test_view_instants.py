@@ -7,6 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from gpuprobe.analysis.inspection.trace import _BLOCK, Positions
 from gpuprobe.analysis.peak.peaks import live_at
 from gpuprobe.analysis.trace.ledger import ledger_of
@@ -43,7 +44,7 @@ def trace_of(events: int, seed: int, alive: int) -> MemoryTrace:
 
 
 @given(st.integers(0, 3 * _BLOCK), st.integers(0, 10**6), st.integers(1, 40), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_every_position_and_plot_is_as_the_whole_pass_says(
     events: int, seed: int, alive: int, data: st.DataObject
 ) -> None:
