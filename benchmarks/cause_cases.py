@@ -15,8 +15,8 @@ each program and judges the first cause:
   `printed.patch`: the fix that is printed, by hand, in cases where that is another one. What is
   printed as tried is compared with a run of its patch.
 
-With ``--folder benchmarks/fresh_cases`` it does so with the cases that nobody had seen who wrote
-the rules: no rule is changed for one of them.
+With ``--folder benchmarks/fresh_cases`` (or ``fresh_cases_2``) it does so with cases that were
+frozen after the rules were written: no rule is changed for one of them.
 
 Usage: python benchmarks/cause_cases.py [--folder FOLDER] [--explain] [NAME...]
 (Python 3.11 or later)
@@ -207,6 +207,7 @@ def _exact(bound: Mapping[str, Any]) -> int:
 _WORDS = {
     "kept-graphs": ("detach", "item", "no_grad"),
     "kept-graph": ("detach", "item", "no_grad"),
+    "retained-graph": ("retain_graph",),
     "evaluation-with-graph": ("no_grad",),
     "gradient-graph": ("autograd.grad", "none", "create_graph"),
     "loaded-file": ("map_location", "del the loaded"),
@@ -224,8 +225,10 @@ _WORDS = {
     "ddp-buckets": ("bucket",),
     "repeated-values": ("expand", "broadcast", "group the queries", "enable_gqa"),
     "broadcast-intermediate": ("chunks", "cdist", "matrix product"),
+    "reduced-later": ("chunk", "argmax", "topk"),
+    "dense-embedding-gradient": ("sparse",),
     "grown-by-joining": ("preallocate", "argmax", "cpu"),
-    "joined-with-parts": ("preallocated", "bucket"),
+    "joined-with-parts": ("preallocated", "bucket", "running"),
     "resident-data": ("when it is used", "when used"),
     "view-keeps-base": ("clone",),
     "computed-in-whole": ("last position", "completion only"),

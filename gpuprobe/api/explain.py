@@ -43,15 +43,24 @@ from gpuprobe.api.remedies import (
     UntriedRemedy,
 )
 from gpuprobe.catalogue.gpus import parse_spec
+from gpuprobe.causes.answer import EditKind
 from gpuprobe.causes.cache import Cache, CachedMemory
-from gpuprobe.causes.edits import EditCandidate, candidates, files_of, without_option
+from gpuprobe.causes.edits import (
+    EditCandidate,
+    candidates,
+    files_of,
+    stored_name,
+    without_option,
+)
 from gpuprobe.causes.find import (
+    LEAST_EFFECT,
     Diagnosed,
     cached_causes,
     causes_at,
     searched_at,
 )
 from gpuprobe.causes.groups import LEAST
+from gpuprobe.causes.lines import capture_line, loop_line, storing_line
 from gpuprobe.causes.recorded import (
     cause_of,
     certain_causes,
@@ -62,6 +71,7 @@ from gpuprobe.causes.recorded import (
     replayed,
     unneeded,
 )
+from gpuprobe.causes.rules import graphs
 from gpuprobe.causes.rules.fragments import FRAGMENTS
 from gpuprobe.causes.rules.joins import GROWN
 from gpuprobe.causes.variables import Variables
@@ -84,6 +94,9 @@ BUDGET: Final = 120.0
 """Seconds for all runs of an explanation, by default."""
 
 _MOST_CAUSES: Final = 5
+_LEAST_SETTING: Final = 0.3
+"""The share of reserved memory that a setting has to save: an evaluation with another batch size
+than training has fragments of a quarter."""
 _MOST_SOURCE: Final = 1 << 20  # bytes of a file that is edited
 _FAILED: Final = Unavailable("what the program would allocate next was not tried")
 _NEVER_SEARCHED: Final = (
@@ -160,6 +173,7 @@ class _Explaining:
         """``stack`` closes what is opened."""
         self._stack = stack
         self._trials: RemedyTrials | None = None
+        self._variables = Variables()
         self._subject = subject
         self._folder = folder
         self._notify = notify
@@ -201,7 +215,7 @@ class _Explaining:
             mark.event,
             recorded_holders(mark) if held is None else held.first,
             failed=failed,
-            variable=Variables().assigned,
+            variable=self._variables.assigned,
             otherwise=unneeded if held is None else None,
             others=None if held is None else held.others,
         )
@@ -381,12 +395,20 @@ class _Explaining:
                 cause_of(one, Effect(Certainty.UNTRIED, peak, _FAILED)) for one in diagnosed
             )
         causes = []
-        for one in diagnosed:
+        for found in diagnosed:
+            one = self._refined(found)
             effect = replayed(one, peak)
             edits = self._edits(one)
             if self._ended is RunEnd.COMPLETE:
-                effect = self._best(edits, effect)
-            causes.append(cause_of(one, effect, _kept_at(one, edits)))
+                tried = self._best(edits, effect)
+                if tried.certainty is not Certainty.TRIED or not _saves_little(tried):
+                    effect = tried
+                elif one.answer.edit is EditKind.DELETE:
+                    continue  # other memory is as high a moment later
+                else:
+                    effect = replace(effect, note="an edit was tried, and saves less")
+            kept_at = _kept_at(one, edits) or _stored_at(one, files_of(one, self._script))
+            causes.append(cause_of(one, effect, kept_at))
         return tuple(causes)
 
     def _cached(self, site: PeakSite, *, failed: bool) -> Iterator[MemoryCause]:
@@ -414,7 +436,7 @@ class _Explaining:
                 made_at=one.made_at,
                 last_use=None,
                 holder=None,
-                kept_at=one.kept_at,
+                kept_at=one.kept_at or _captured_at(one.common, in_order=one.in_order),
                 sentence=one.answer.sentence,
                 remedy=one.answer.remedy,
                 code=one.answer.code,
@@ -441,7 +463,7 @@ class _Explaining:
         after = _peak_of(load(path))[0].reserved
         if isinstance(after, Unavailable):
             return None
-        if not failed and after.at_most > (1 - LEAST) * most:
+        if not failed and after.at_most > (1 - _LEAST_SETTING) * most:
             return None
         note = "with it the program ends without an error" if failed else ""
         return Effect(Certainty.TRIED, most, after.at_most, reserved=True, note=note)
@@ -463,9 +485,8 @@ class _Explaining:
         return None
 
     def _option_edits(self, one: CachedMemory) -> Iterator[EditCandidate]:
-        script = "" if self._subject.module else os.path.realpath(self._subject.target)
         made = one.made_at.file if isinstance(one.made_at, Place) else ""
-        for path in dict.fromkeys(name for name in (script, made) if name):
+        for path in dict.fromkeys(name for name in (self._script, made) if name):
             text = _text(path)
             if text is not None:
                 for edit in without_option(text, one.option):
@@ -485,10 +506,31 @@ class _Explaining:
             )
         return self._trials
 
+    @property
+    def _script(self) -> str:
+        """The program's file; empty for a module."""
+        return "" if self._subject.module else os.path.realpath(self._subject.target)
+
+    def _refined(self, found: Diagnosed) -> Diagnosed:
+        """The cause, with what the program's source has about it."""
+        for path in files_of(found, self._script):
+            text = _text(path)
+            answer = None if text is None else graphs.retained(found.group, text)
+            if answer is not None:
+                return found._replace(answer=answer)
+        if found.answer.rule == graphs.OF_THIS_CALL:
+            name = self._variables.accumulated(found.group.main.frames)
+            if name:
+                sentence = (
+                    f"{found.answer.sentence}; the graph of {name}, which is computed from its "
+                    "earlier values, keeps them"
+                )
+                return found._replace(answer=replace(found.answer, sentence=sentence))
+        return found
+
     def _edits(self, found: Diagnosed) -> list[EditCandidate]:
         """The edits that can be tried for a cause."""
-        script = "" if self._subject.module else os.path.realpath(self._subject.target)
-        for path in files_of(found, script):
+        for path in files_of(found, self._script):
             text = _text(path)
             edits = [] if text is None else candidates(found, path, text)
             if edits:
@@ -549,6 +591,13 @@ def _ranked(
     return (*first, *causes, *(one for one in cached if one not in first))
 
 
+def _saves_little(effect: Effect) -> bool:
+    """Whether what was measured is less than a cause has to save."""
+    return isinstance(effect.after, int) and (
+        effect.before - effect.after < LEAST_EFFECT * effect.before
+    )
+
+
 def _after(effect: Effect) -> int:
     """The bytes with a change; those without it if that is unknown."""
     return effect.before if isinstance(effect.after, Unavailable) else effect.after
@@ -566,6 +615,30 @@ def _kept_at(found: Diagnosed, edits: Sequence[EditCandidate]) -> Place | None:
         if isinstance(candidate.edit, (CloneStored, Detach, ToCpu)):
             return Place(candidate.path, LineNumber(candidate.edit.line))
     return found.kept_at
+
+
+def _stored_at(found: Diagnosed, files: Sequence[str]) -> Place | None:
+    """The line that stores what holds the memory, if only one line of these files does."""
+    name = stored_name(found.group.holder)
+    for path in files if name else ():
+        text = _text(path)
+        line = 0 if text is None else storing_line(text, name)
+        if line:
+            return Place(path, LineNumber(line))
+    return None
+
+
+def _captured_at(common: Sequence[Place], *, in_order: bool) -> Place | None:
+    """The line that captures graphs, or else the innermost of the lines that all have in common.
+    ``in_order``: the loop around the capture, if there is one.
+    """
+    for place in common:
+        text = _text(place.file)
+        line = 0 if text is None else capture_line(text, place.line)
+        if text is not None and line:
+            loop = loop_line(text, line) if in_order else 0
+            return Place(place.file, LineNumber(loop or line))
+    return next(iter(common), None)
 
 
 def _text(path: str) -> ProgramText | None:

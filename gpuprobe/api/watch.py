@@ -400,8 +400,6 @@ def _recorded(
                 children.read_assumed()
             for finding in found.findings if found is not None else ():
                 recorder.found(finding)
-            for text in () if session is None else session.assumed:
-                recorder.blind_spot(BlindSpot(text, _ASSUMED))
             children.report(recorder, started)
             recorder.finish()
             result = result._replace(
@@ -453,9 +451,6 @@ def _after_the_program(warn: Callable[[str], None] | None) -> Iterator[None]:
         (warn or logging.getLogger("gpuprobe").warning)(
             f"gpuprobe could not finish the recording: {type(error).__name__}: {error}"
         )
-
-
-_ASSUMED = "assumed on the simulated GPU; on a real one the program may differ from there on"
 
 
 class _StartedProcesses:

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
+from gpuprobe.analysis.trace.categories import categories
+from gpuprobe.analysis.trace.ledger import ledger_of
 from gpuprobe.causes.answer import Answer
-from gpuprobe.model.memory import BlockState, Segment, TraceAction
+from gpuprobe.model.memory import BlockState, Category, Segment, TraceAction
 from gpuprobe.model.place import NoPlace, Place, SourceLine
 from gpuprobe.model.trace import MemoryTrace, StackTable
 from gpuprobe.user_frames import Lines, is_user_frame, place_of
@@ -32,6 +34,10 @@ class CachedMemory:
     bytes: int
     segments: int
     made_at: Place | NoPlace
+    common: tuple[Place, ...] = ()
+    """The lines on whose behalf all of it was reserved, innermost first."""
+    in_order: bool = False
+    """Whether the remedy is another order of the captures."""
     kept_at: Place | None = None
     setting: str = ""
     """Allocator settings."""
@@ -87,8 +93,8 @@ class Cache:
             sizes[place] = sizes.get(place, 0) + segment.total_size
         return max(sizes, key=lambda place: sizes[place])
 
-    def common_line(self, segments: list[Segment]) -> Place | None:
-        """The innermost line of the program from which all of some segments were reserved."""
+    def common_lines(self, segments: list[Segment]) -> tuple[Place, ...]:
+        """The lines of the program from which all of the segments were reserved, from within."""
         common: list[SourceLine] | None = None
         for segment in segments:
             table, stack = self._stack(segment)
@@ -96,14 +102,50 @@ class Cache:
                 place_of(frame) for frame in table.frames_of(stack) if is_user_frame(frame)
             ]
             common = places if common is None else [one for one in common if one in places]
-        found = common[0] if common else None
-        return found if isinstance(found, Place) else None
+        return tuple(one for one in common or () if isinstance(one, Place))
+
+    def between(self, segments: Sequence[Segment]) -> SourceLine | None:
+        """The line whose blocks are allocated in the segments that have the most free memory."""
+        free: dict[SourceLine, int] = {}
+        lines = Lines(self.trace.stacks)
+        for segment in segments:
+            held: dict[SourceLine, int] = {}
+            for block in segment.blocks:
+                if block.state is not BlockState.INACTIVE and block.stack:
+                    place = lines.place(block.stack, before=False)
+                    held[place] = held.get(place, 0) + 1
+            if held and free_in(segment):
+                most = max(held, key=lambda place: held[place])
+                free[most] = free.get(most, 0) + free_in(segment)
+        return max(free, key=lambda place: free[place]) if free else None
 
     def _stack(self, segment: Segment) -> tuple[StackTable, int]:
         """The stack that reserved a segment, and its table."""
         if segment.address in self._stacks:
             return self._stacks[segment.address]
         return self.trace.stacks, segment.stack
+
+    @cached_property
+    def _workspaces(self) -> frozenset[int]:
+        """The addresses of libraries' workspaces that are alive when the trace ends: cuBLAS has one
+        for each stream, and keeps it.
+        """
+        ledger = ledger_of(self.trace)
+        alive = [row for row, freed in enumerate(ledger.freed) if freed >= ledger.events]
+        return frozenset(
+            address
+            for address, code in zip(
+                ledger.values("address", alive), categories(ledger, alive), strict=True
+            )
+            if code == Category.WORKSPACE.code
+        )
+
+    def is_idle(self, segment: Segment) -> bool:
+        """Whether no tensor is in a segment: it is free, but for workspaces."""
+        return all(
+            block.state is BlockState.INACTIVE or block.address in self._workspaces
+            for block in segment.blocks
+        )
 
     def used(self) -> dict[int, tuple[int, int]]:
         """By stream, the first and the last event of the trace on it."""

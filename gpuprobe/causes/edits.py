@@ -10,7 +10,7 @@ from gpuprobe.causes.answer import EditKind
 from gpuprobe.causes.find import Diagnosed
 from gpuprobe.causes.groups import HeldGroup
 from gpuprobe.model.place import NoPlace, Place
-from gpuprobe.model.run.holders import Holder
+from gpuprobe.model.run.holders import Holder, HolderRoot
 from gpuprobe.remedies.edits import (
     CloneStored,
     DeleteAfterUse,
@@ -92,7 +92,7 @@ class _Place(NamedTuple):
     @property
     def stored(self) -> list[int]:
         """The lines with the name under which it is stored."""
-        return list(_lines_with(self.text, _stored_name(self.group.holder)))
+        return list(_lines_with(self.text, stored_name(self.group.holder)))
 
 
 def _edits(cause: Diagnosed, path: str, text: ProgramText) -> Iterator[Edit]:
@@ -172,12 +172,21 @@ def _line_in(place: Place | NoPlace | None, path: str) -> int:
     return place.line if isinstance(place, Place) and place.file == path else 0
 
 
-def _stored_name(holder: Holder | None) -> str:
-    """The last name of a path: ``sum`` of ``meter.sum.grad_fn``."""
-    labels = [] if holder is None else [step.label for step in holder.path]
+def stored_name(holder: Holder | None) -> str:
+    """The last name of a path: ``sum`` of ``meter.sum.grad_fn``; of an exception that a name keeps,
+    that of the exception.
+    """
+    if holder is None:
+        return ""
+    labels = [step.label for step in holder.path]
+    if holder.root is HolderRoot.EXCEPTION:
+        labels = re.findall(r"\.?[A-Za-z_]\w*", re.sub(r"\[[^\]]*\]", "", holder.via))
     names = [re.fullmatch(r"\.?([A-Za-z_]\w*)", label) for label in labels]
-    known = [name[1] for name in names if name and name[1] not in ("grad_fn", "grad", "saved")]
+    known = [name[1] for name in names if name and name[1] not in _OF_TORCH]
     return known[-1] if known else ""
+
+
+_OF_TORCH: Final = ("grad_fn", "grad", "saved", "__traceback__", "sys", "last_value", "last_exc")
 
 
 def _lines_with(text: ProgramText, name: str) -> Iterator[int]:

@@ -19,6 +19,7 @@ from gpuprobe.causes.groups import (
 from gpuprobe.causes.live_memory import Excess, LiveMemory, Variable
 from gpuprobe.causes.replays import FreedEarly, KindedTrace, Remedy, Replay, Smaller
 from gpuprobe.causes.rules import CACHED, LARGER, RULES, exceptions
+from gpuprobe.causes.rules.gradients import LATE_GRADIENTS
 from gpuprobe.model.causes import Bound
 from gpuprobe.model.needs import Need
 from gpuprobe.model.place import Place
@@ -84,7 +85,9 @@ def causes_at(
         # Of memory whose end would come too late, why that is counts, not its size.
         late = {b.row for one in found if peak - one.without >= least for b in one.group.blocks}
         found += [
-            one for _, one in _larger(live, traced) if 2 * one.group.outside(late) > one.group.bytes
+            one
+            for _, one in _larger(live, traced)
+            if 2 * one.group.outside(late) >= one.group.bytes
         ]
     known: set[int] = set()
     # What a remedy saves counts, but not what it saves of others' memory.
@@ -92,7 +95,8 @@ def causes_at(
         id(one): one.group.bytes if failed else min(one.group.bytes, peak - one.without)
         for one in found
     }
-    found.sort(key=lambda one: -saved[id(one)])
+    # Gradients are as large as a copy of the weights, and come back with the next step.
+    found.sort(key=lambda one: (-saved[id(one)], one.answer.rule == LATE_GRADIENTS))
     for one in found:
         if 2 * one.group.outside(known) <= one.group.bytes:
             continue  # most of it has a better remedy

@@ -59,6 +59,8 @@ class HeldBlock:
     phase: str
     earlier: bool
     """Whether it was alive when the step began."""
+    made_by: str
+    """The operator that made it; empty if unknown."""
     uses: tuple[int, int]
     """The numbers of the first operator that used its values and of the last one, in the trace; 0
     if none did."""
@@ -103,6 +105,10 @@ class HeldGroup:
         line = by_line.most_common(1)[0][0]
         return max((b for b in self.blocks if b.made_at == line), key=lambda block: block.bytes)
 
+    def mostly_made_by(self, names: Collection[str]) -> bool:
+        """Whether these operators made most of the bytes."""
+        return 2 * sum(b.bytes for b in self.blocks if b.made_by in names) > self.bytes
+
     def mostly(self, *found: Category) -> bool:
         """Whether most of it has one of these categories."""
         return 2 * sum(b.bytes for b in self.blocks if b.category in found) > self.bytes
@@ -130,7 +136,8 @@ def held_blocks(lives: Biographies, needs: Mapping[int, Need]) -> list[HeldBlock
     ledger, rows = lives.ledger, list(needs)
     stacks = ledger.trace.stacks
     lines, strings = Lines(stacks), stacks.strings
-    columns = [ledger.values(name, rows) for name in ("last_stack", "last_name", "last_phase")]
+    names = ("last_stack", "last_name", "last_phase", "made_name")
+    columns = [ledger.values(name, rows) for name in names]
     codes = categories(ledger, rows)
     return [
         HeldBlock(
@@ -144,9 +151,10 @@ def held_blocks(lives: Biographies, needs: Mapping[int, Need]) -> list[HeldBlock
             by=strings[name],
             phase=strings[phase],
             earlier=row >= ledger.made,
+            made_by=strings[made],
             uses=(lives.first[row], lives.last[row]),
         )
-        for row, code, stack, name, phase in zip(rows, codes, *columns, strict=True)
+        for row, code, stack, name, phase, made in zip(rows, codes, *columns, strict=True)
     ]
 
 

@@ -22,6 +22,7 @@ from gpuprobe.causes.find import NO_GRAD, Diagnosed, causes_at
 from gpuprobe.causes.groups import HeldGroup
 from gpuprobe.causes.replays import RunPeak, over_all_steps
 from gpuprobe.causes.rules import cycles, graphs
+from gpuprobe.causes.rules.gradients import LATE_GRADIENTS
 from gpuprobe.causes.wording import kept_in
 from gpuprobe.errors import DataError
 from gpuprobe.model.causes import Bound, Certainty, Effect, MemoryCause
@@ -42,9 +43,6 @@ UNNEEDED = "unneeded"
 
 CYCLE = "cycle"
 """The rule of objects that only refer to one another."""
-
-LATE_GRADIENTS = "late-zero-grad"
-"""The rule of gradients that are freed after the next forward pass has begun."""
 
 GROWTH = "growth"
 """The rule of memory that grows from step to step, in a recording without uses."""

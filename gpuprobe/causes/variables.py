@@ -36,6 +36,20 @@ class Variables:
             return _target(node)
         return ""
 
+    def accumulated(self, frames: Sequence[Frame]) -> str:
+        """The name that a statement of a stack, innermost frame first, computes from itself:
+        ``x`` of ``x = x + model(x)``; "" if there is none.
+        """
+        for frame in filter(is_user_frame, frames):
+            text = self._text(frame.filename)
+            for node in text.statements(frame.line) if text is not None else []:
+                name = _target(node)
+                value = getattr(node, "value", None)
+                read = {ast.unparse(one) for one in ast.walk(value)} if value is not None else set()
+                if name and (name in read or isinstance(node, ast.AugAssign)):
+                    return name
+        return ""
+
     def _text(self, path: str) -> ProgramText | None:
         if path not in self._texts:
             found: ProgramText | None = None

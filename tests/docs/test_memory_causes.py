@@ -16,15 +16,17 @@ RULES = ROOT / "gpuprobe" / "causes" / "rules"
 
 def names() -> Iterator[str]:
     """The names that rules give to their answers."""
-    for file in (*RULES.glob("*.py"), RULES.parent / "recorded.py"):
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        constants = {
-            node.targets[0].id: node.value.value
-            for node in tree.body
-            if isinstance(node, ast.Assign)
-            and isinstance(node.targets[0], ast.Name)
-            and isinstance(node.value, ast.Constant)
-        }
+    files = (*RULES.glob("*.py"), RULES.parent / "recorded.py")
+    trees = [ast.parse(file.read_text(encoding="utf-8")) for file in files]
+    constants = {
+        node.targets[0].id: node.value.value
+        for tree in trees
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and isinstance(node.value, ast.Constant)
+    }
+    for tree in trees:
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "Answer":
                 first = node.args[0]

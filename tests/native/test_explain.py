@@ -60,7 +60,7 @@ VARIABLE = (
 def train(steps):
     for step in range(steps):
         x = torch.randn(4096, 64, device="cuda")
-        big = torch.randn(16 * 2048, 64, device="cuda")
+        big = torch.randn(96 * 2048, 64, device="cuda")
         total = big.sum()
         loss = net(x).abs().mean()
         optimizer.zero_grad()
@@ -306,6 +306,107 @@ def test_memory_in_the_cache_of_old_streams(tmp_path: Path) -> None:
     assert first["bytes"] == 5 * 16 * MIB  # of the five streams before the last
     assert first["effect"]["reserved"]
     assert first["effect"]["certainty"] == "untried"
+
+
+PRODUCTS = """\
+import torch
+
+weight = torch.randn(512, 2048, device="cuda")
+part = torch.randn(2048, 512, device="cuda")
+for call in range(6):
+    with torch.cuda.stream(torch.cuda.Stream()):
+        total = (part @ weight).sum(1)
+    torch.cuda.synchronize()
+"""
+
+
+def test_a_stream_with_a_workspace_of_cublas_is_old_too(tmp_path: Path) -> None:
+    _, found = explain(tmp_path, PRODUCTS)
+    first = found["causes"][0]
+    assert (first["rule"], first["made_at"]["line"]) == ("old-streams", 7)
+
+
+RETAINED = (
+    START
+    + """\
+for step in range(3):
+    x = torch.randn(4096, 64, device="cuda")
+    first = net(x).abs().mean()
+    first.backward(retain_graph=True)
+    second = net(x).square().mean()
+    second.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    del second
+"""
+)
+
+
+def test_a_graph_that_the_backward_pass_keeps(tmp_path: Path) -> None:
+    _, found = explain(tmp_path, RETAINED)
+    first = found["causes"][0]
+    assert first["rule"] == "retained-graph"
+    assert f"at line {line_of(RETAINED, 'retain_graph')}" in first["sentence"]
+    assert "first.grad_fn" in first["holder"]
+
+
+KEPT_ERROR = (
+    START
+    + """\
+LAST = None
+
+def attempt(x):
+    rows = x.repeat(8, 1)
+    raise ValueError("no such layout")
+
+try:
+    attempt(torch.randn(16384, 64, device="cuda"))
+except ValueError as error:
+    LAST = error
+for step in range(3):
+    x = torch.randn(2048, 64, device="cuda")
+    loss = net(x).abs().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+)
+
+
+def test_an_exception_that_a_global_keeps(tmp_path: Path) -> None:
+    _, found = explain(tmp_path, KEPT_ERROR)
+    first = found["causes"][0]
+    assert first["rule"] == "handled-exception"
+    assert "the exception LAST outlives its handling" in first["sentence"]
+    assert first["kept_at"]["line"] == line_of(KEPT_ERROR, "LAST = error")
+    shown = gpuprobe("explain", "--gpu", "t4", "train.py", cwd=tmp_path)
+    assert f"train.py:{first['kept_at']['line']}" in shown.stdout
+
+
+NUMBERS = (
+    START
+    + """\
+losses = []
+for step in range(24):
+    x = torch.randn(8192, 64, device="cuda")
+    out = net(x)
+    loss = nn.functional.mse_loss(out, torch.randn_like(out))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.detach())
+    del out, loss
+print(torch.stack(losses).mean())
+"""
+)
+
+
+def test_losses_that_keep_the_memory_of_all_elements(tmp_path: Path) -> None:
+    _, found = explain(tmp_path, NUMBERS)
+    first = found["causes"][0]
+    assert first["rule"] == "kept-tensors"
+    assert "one number in the memory of all elements" in first["sentence"]
+    assert "losses (a list of" in first["sentence"]
 
 
 RETRY = (

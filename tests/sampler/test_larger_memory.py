@@ -51,6 +51,17 @@ def joined() -> None:
     whole.sum()
 
 
+def skipped() -> None:  # both are read by a backward pass
+    def work(net: nn.Module, step: int) -> torch.Tensor:
+        first, second, third, _ = net  # type: ignore[misc]
+        inner = first(numbers(8192, 512)).relu()
+        deep = second(inner).relu()
+        whole = torch.cat([inner, deep], 1)
+        return (whole @ torch.cat([third.weight, third.weight])).square().mean()
+
+    _trained(1, work)
+
+
 def grown() -> None:
     kept = numbers(1, 1 << 18)
     for _ in range(16):
@@ -205,6 +216,45 @@ def probabilities_with_a_loss() -> None:
     torch.log_softmax(logits, -1).gather(-1, chosen).sum().backward()
 
 
+def nearest() -> None:
+    queries, gallery = numbers(2048, 64), numbers(8192, 64)
+    scores = queries @ gallery.T
+    scores.topk(5)
+
+
+def all_scores() -> None:  # all of them are the result
+    queries, gallery = numbers(2048, 64), numbers(8192, 64)
+    scores = queries @ gallery.T
+    (scores + 1).sigmoid_()
+
+
+def contrasted() -> None:  # the backward pass needs them
+    queries, keys = numbers(2048, 64, requires_grad=True), numbers(8192, 64)
+    F.log_softmax(queries @ keys.T, -1).sum().backward()
+
+
+def resized() -> None:
+    logits = F.interpolate(numbers(1, 19, 64, 64), size=(1024, 1024), mode="bilinear")
+    logits.argmax(1)
+
+
+def _looked_up(tied: bool) -> None:
+    table = nn.Embedding(1 << 16, 128).cuda()
+    optimizer = torch.optim.SGD(table.parameters(), lr=0.1, foreach=False)
+    states = table(torch.randint(0, 1 << 16, (64,), device="cuda"))
+    scores = states @ (table.weight.T if tied else numbers(128, 8))
+    scores.square().mean().backward()
+    optimizer.step()
+
+
+def looked_up() -> None:
+    _looked_up(tied=False)
+
+
+def looked_up_and_multiplied() -> None:  # the gradient has all rows
+    _looked_up(tied=True)
+
+
 KINDS: dict[Callable[[], None], str] = {
     repeated: "repeated-values",
     expanded: "",
@@ -231,6 +281,13 @@ KINDS: dict[Callable[[], None], str] = {
     gated: "",
     probabilities_of_one: "log-probabilities-of-all",
     probabilities_with_a_loss: "",
+    nearest: "reduced-later",
+    all_scores: "",
+    contrasted: "",
+    resized: "reduced-later",
+    looked_up: "dense-embedding-gradient",
+    looked_up_and_multiplied: "",
+    skipped: "",
 }
 
 

@@ -35,6 +35,7 @@ from gpuprobe.torch_support.holding.search import (
     held_elsewhere,
     holders_of,
     largest_holders,
+    lasting_holders_of,
     with_earlier,
 )
 from gpuprobe.torch_support.tensors import storage_key
@@ -604,6 +605,7 @@ def test_the_last_exception_of_an_interactive_session(monkeypatch: pytest.Monkey
     del caught
     one = found(keys[0])
     assert (one.root, one.name) == (HolderRoot.EXCEPTION, "batch[0]")
+    assert one.via == "sys.last_value"
 
 
 # Autograd
@@ -903,6 +905,38 @@ def test_a_cycle_of_a_function(main: dict[str, Any]) -> None:
     assert "walk" in [each.kind for each in one.cycle] or "function" in [
         each.kind for each in one.cycle
     ]
+
+
+@pytest.mark.usefixtures("uncollected")
+@pytest.mark.parametrize("register", ["register_hook", "register_prehook"])
+def test_a_hook_of_a_node_of_autograd(main: dict[str, Any], register: str) -> None:
+    def make() -> int:
+        state = SimpleNamespace(memo={})
+        out = weight().exp()
+        getattr(out.grad_fn, register)(functools.partial(lambda state, *_: None, state))
+        state.memo["out"] = out
+        return key_of(out)
+
+    one = found(make())
+    assert one.of_node_hooks
+    assert one.root is HolderRoot.HOOK
+    assert one.name.endswith(".args[0].memo['out']")
+    gc.collect()
+    assert found(make()).of_node_hooks  # the collector does not see it
+
+
+def test_names_that_outlive_functions(main: dict[str, Any]) -> None:
+    keeper = main["keeper"] = SimpleNamespace(last=None)
+
+    def inner(x: torch.Tensor) -> tuple[Holders, Holders]:
+        local = new()
+        keys = [key_of(x), key_of(local)]
+        return holders_of(keys), lasting_holders_of(keys)
+
+    keeper.last = new()
+    every, lasting = inner(keeper.last)
+    assert sorted(one.name for one in every.values()) == ["local", "x"]
+    assert [one.name for one in lasting.values()] == ["keeper.last"]
 
 
 def test_a_value_of_an_expression() -> None:

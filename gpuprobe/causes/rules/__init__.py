@@ -24,6 +24,7 @@ from gpuprobe.causes.rules import (
     cycles,
     data_parallel,
     early,
+    embeddings,
     exceptions,
     files,
     fragments,
@@ -33,6 +34,7 @@ from gpuprobe.causes.rules import (
     holders,
     joins,
     log_softmaxes,
+    loss_results,
     losses,
     one_hot,
     optimizer_state,
@@ -40,6 +42,7 @@ from gpuprobe.causes.rules import (
     padding,
     partly_used,
     recomputed,
+    reduced,
     repeats,
     streams,
     unread,
@@ -48,6 +51,7 @@ from gpuprobe.causes.rules import (
 
 RULES: Final[tuple[Callable[[HeldGroup], Answer | Expected | None], ...]] = (
     graph_pools.replayed,
+    loss_results.diagnose,
     early.diagnose,
     gradients.diagnose,
     cycles.diagnose,
@@ -74,6 +78,8 @@ LARGER: Final[tuple[Callable[[LiveMemory], Iterator[Excess]], ...]] = (
     losses.diagnose,
     log_softmaxes.diagnose,
     padding.diagnose,
+    reduced.diagnose,
+    embeddings.diagnose,
     activations.diagnose,
 )
 

@@ -22,6 +22,8 @@ _EXPECTED = (
 
 
 _OF_A_MODEL = (Category.PARAMETER, Category.BUFFER)
+_WHOLE = 0.9
+"""The share of a group from which it is a model that waits: others have the same name before it."""
 _LEAST_QUEUED = 4
 _APART = 2
 """From the first use of one batch of a queue to that of the next, in operators, at least."""
@@ -35,9 +37,9 @@ def diagnose(group: HeldGroup) -> Answer | Expected | None:
         return None
     later = [b for b in group.blocks if b.last_use is None]
     waiting = [b for b in later if b.category not in _EXPECTED]
-    if not waiting and len(later) == len(group.blocks):
-        # A whole model, of which this step uses nothing.
-        waiting = [b for b in later if b.category in _OF_A_MODEL]
+    model = [b for b in later if b.category in _OF_A_MODEL]
+    if not waiting and sum(b.bytes for b in model) >= _WHOLE * group.bytes:
+        waiting = model  # a whole model, of which this step uses nothing
     waiting = waiting or _one_after_the_other(group)
     held = sum(block.bytes for block in waiting)
     if 2 * held <= group.bytes:

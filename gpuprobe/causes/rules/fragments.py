@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from gpuprobe.causes.answer import Answer
 from gpuprobe.causes.cache import DEFAULT_POOL, Cache, CachedMemory
+from gpuprobe.model.place import Place
 from gpuprobe.model.text import human_bytes
 
 FRAGMENTS = "fragments"
@@ -26,6 +27,9 @@ def diagnose(cache: Cache) -> Iterator[CachedMemory]:
     option = "max_split_size_mb" if limited and settings.expandable_segments else ""
     if option:
         text += f": {option} keeps large ones from being split, though segments are expandable"
+    between = cache.between(segments) if cache.failed else None
+    if isinstance(between, Place):
+        text += f"; blocks from {between} are allocated between them"
     yield CachedMemory(
         Answer(
             FRAGMENTS,
@@ -36,6 +40,7 @@ def diagnose(cache: Cache) -> Iterator[CachedMemory]:
         size,
         len(segments),
         line,
+        kept_at=between if isinstance(between, Place) else None,
         setting="" if option else "expandable_segments:True",
         option=option,
     )

@@ -7,6 +7,9 @@ from gpuprobe.causes.groups import HeldGroup
 from gpuprobe.model.memory import Category
 from gpuprobe.model.text import human_bytes
 
+LATE_GRADIENTS = "late-zero-grad"
+"""The rule of gradients that are freed after the next forward pass has begun."""
+
 
 def diagnose(group: HeldGroup) -> Answer | Expected | None:
     """Gradients that are computed and never used, or not used again."""
@@ -26,7 +29,7 @@ def diagnose(group: HeldGroup) -> Answer | Expected | None:
         used = sum(b.bytes for b in group.blocks if b.phase.partition("/")[0] == "optimizer")
         return EXPECTED if 2 * used > group.bytes else None
     return Answer(
-        "late-zero-grad",
+        LATE_GRADIENTS,
         f"{human_bytes(group.bytes)} of gradients{owner} of the step before are still there: "
         "the optimizer has used them, and nothing will",
         "free them right after optimizer.step(), before the next forward pass or evaluation",

@@ -46,5 +46,6 @@ def diagnose(cache: Cache) -> Iterator[CachedMemory]:
         free,
         len(segments),
         line,
-        kept_at=cache.common_line(segments),
+        common=cache.common_lines(segments),
+        in_order=len(pools) == 1,
     )

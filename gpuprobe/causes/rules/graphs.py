@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from gpuprobe.causes.answer import Answer, EditKind
 from gpuprobe.causes.groups import HeldGroup
+from gpuprobe.causes.lines import retaining_line
 from gpuprobe.causes.wording import kept_in
 from gpuprobe.model.run.holders import Holder, HolderRoot, Kept
 from gpuprobe.model.text import human_bytes
+from gpuprobe.remedies.text import ProgramText
 from gpuprobe.user_frames import Owner, owner_of
+
+OF_THIS_CALL = "evaluation-with-graph"
+"""The rule of graphs of a call in progress."""
 
 
 def diagnose(group: HeldGroup) -> Answer | None:
@@ -20,7 +25,7 @@ def diagnose(group: HeldGroup) -> Answer | None:
         return None
     size = human_bytes(group.bytes)
     of_gradients = any(step.label == ".grad" for step in holder.path)
-    if of_gradients or holder.root is HolderRoot.OUTSIDE:
+    if of_gradients or nameless or _of_weights(holder):
         owner = f"{_name(holder)} and its graph" if of_gradients else "gradients and their graphs"
         return Answer(
             "gradient-graph",
@@ -30,9 +35,20 @@ def diagnose(group: HeldGroup) -> Answer | None:
             "stores none in .grad; or set .grad to None after their last use",
             code="torch.autograd.grad(loss, parameters, create_graph=True)",
         )
-    if _is_of_this_call(group, holder):
+    nameless = holder.root is HolderRoot.OUTSIDE
+    if nameless and any(block.earlier for block in group.blocks):
+        return None  # what keeps it is unknown
+    if nameless and _by_autograd_grad(group):
         return Answer(
-            "evaluation-with-graph",
+            OF_THIS_CALL,
+            f"{size} from {group.main.made_at} are saved for a backward pass, and none comes: "
+            "torch.autograd.grad made a graph of the gradients",
+            "pass create_graph=True only where a loss is computed from the gradients",
+            code="create_graph=model.training",
+        )
+    if nameless or _is_of_this_call(group, holder):
+        return Answer(
+            OF_THIS_CALL,
             f"{size} from {group.main.made_at} are saved for a backward pass, and none of this "
             "forward pass comes",
             "run it under torch.no_grad()",
@@ -56,6 +72,45 @@ def diagnose(group: HeldGroup) -> Answer | None:
         code=".detach()",
         edit=EditKind.DETACH,
     )
+
+
+def retained(group: HeldGroup, text: ProgramText) -> Answer | None:
+    """Memory that a backward pass has used and, by an argument in the file ``text``, not freed."""
+    holder = group.holder
+    if holder is None or holder.kept is not Kept.SAVED or not holder.path:
+        return None
+    phase = group.main.phase
+    if not phase.startswith("backward") and (phase or not group.main.earlier):
+        return None  # of one of an earlier step, this trace does not have the last use
+    name = "".join(step.label for step in holder.path if step.label != ".grad_fn")
+    line = retaining_line(text, name)
+    if not line:
+        return None
+    return Answer(
+        "retained-graph",
+        f"{human_bytes(group.bytes)} were saved for a backward pass, which has used them: "
+        f"{name}.backward(retain_graph=True) at line {line} keeps the graph as long as "
+        f"{holder.place} exists",
+        "call it without retain_graph=True, at least the last time: the graph is freed as it is "
+        "used; or delete all that refers to this loss after it",
+        code=f"{name}.backward()",
+    )
+
+
+def _by_autograd_grad(group: HeldGroup) -> bool:
+    """Whether `torch.autograd.grad` made it."""
+    return any(
+        frame.name == "grad"
+        and frame.filename.replace("\\", "/").endswith("torch/autograd/__init__.py")
+        for frame in group.main.frames
+    )
+
+
+def _of_weights(holder: Holder) -> bool:
+    """Whether graphs that no name leads to accumulate into the memory: into weights that have
+    gradients with these graphs.
+    """
+    return holder.root is HolderRoot.OUTSIDE and holder.kept is Kept.VARIABLE
 
 
 def _name(holder: Holder) -> str:

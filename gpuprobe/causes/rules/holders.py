@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from gpuprobe.causes.answer import Answer, EditKind
 from gpuprobe.causes.groups import HeldGroup
 from gpuprobe.causes.wording import kept_in
 from gpuprobe.model.run.holders import Holder, HolderRoot, Kept
 from gpuprobe.model.text import human_bytes
 from gpuprobe.user_frames import is_user_file
+
+_LEAST_OF_A_STEP: Final = 0.2
+"""The share of the tensors from which a variable of the same step is a cause: a loop or function
+keeps its variables until it ends, and programs that need all their memory have some of a sixth."""
 
 
 def diagnose(group: HeldGroup) -> Answer | None:
@@ -39,6 +45,8 @@ def diagnose(group: HeldGroup) -> Answer | None:
         )
     if not holder.path or (main.phase == "backward" and not main.earlier):
         return None  # the backward pass that runs has just used it
+    if not main.earlier and group.share < _LEAST_OF_A_STEP:
+        return None
     name = holder.path[0].label
     last = "" if main.last_use is None else f", last used at {main.last_use}"
     return Answer(

@@ -12,6 +12,8 @@ from gpuprobe.model.text import human_bytes
 
 GROWN = "grown-by-joining"
 _JOINS = ("cat", "stack")
+_REDUCTIONS = frozenset(("mean", "sum", "amax", "amin", "max", "min", "prod"))
+_REDUCED = 2  # two parts at least
 
 
 def diagnose(live: LiveMemory) -> Iterator[Excess]:
@@ -24,6 +26,8 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
         both = min(live.size[row], live.bytes_of(parts))
         if not parts or 2 * both < live.size[row]:
             continue
+        if live.for_backward(row):
+            continue  # the backward pass needs it, as a skip connection of a U-Net
         largest = max(parts, key=lambda one: live.size[one])
         if live.ledger.stack[largest] == live.ledger.stack[row]:
             yield _grown(live, row, joined)
@@ -75,6 +79,16 @@ def _grown(live: LiveMemory, row: int, joined: set[int]) -> Excess:
     )
 
 
+def _reduced_by(live: LiveMemory, row: int) -> str:
+    """The operator that makes a much smaller result of a joined tensor, if no other uses it."""
+    if live.lives.first[row] != live.lives.last[row]:
+        return ""
+    made = live.made_by.get(live.lives.last[row])
+    name = live.text("last_name", row)
+    small = made is not None and _REDUCED * live.size[made] <= live.size[row]
+    return name if small and name in _REDUCTIONS else ""
+
+
 def _joined(live: LiveMemory, row: int, parts: list[int]) -> Excess:
     kept = all(live.lives.last[one] > live.now for one in parts)
     remedy = (
@@ -82,6 +96,12 @@ def _joined(live: LiveMemory, row: int, parts: list[int]) -> Excess:
         if kept
         else "write each part into a preallocated result as soon as it is computed"
     )
+    reduced = _reduced_by(live, row)
+    if reduced:
+        remedy = (
+            f"only {reduced} reads the result: reduce as the parts are computed (for a mean, add "
+            "each to a running sum), so that neither the parts nor the joined tensor are needed"
+        )
     return Excess(
         Answer(
             "joined-with-parts",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpuprobe.causes.answer import Answer
-from gpuprobe.causes.cache import DEFAULT_POOL, Cache, CachedMemory, free_in
+from gpuprobe.causes.cache import DEFAULT_POOL, Cache, CachedMemory
 from gpuprobe.model.memory import Segment
 from gpuprobe.model.text import human_bytes
 
@@ -21,8 +21,7 @@ def diagnose(cache: Cache) -> Iterator[CachedMemory]:
     old = [
         stream
         for stream, segments in by_stream.items()
-        if used.get(stream, (-1, -1))[1] < last
-        and all(free_in(segment) == segment.total_size for segment in segments)
+        if used.get(stream, (-1, -1))[1] < last and all(map(cache.is_idle, segments))
     ]
     segments = [segment for stream in old for segment in by_stream[stream]]
     size = sum(segment.total_size for segment in segments)

@@ -29,6 +29,10 @@ class HolderRoot(str, Enum):
     OUTSIDE = "outside"  # C++, or a value that an expression computes: no name refers to it
 
 
+NODE_HOOKS = "hooks"
+"""How a path begins with the hooks of a node of autograd, to which no object of Python refers."""
+
+
 class Kept(str, Enum):
     """How the end of the path keeps the memory."""
 
@@ -80,7 +84,7 @@ class Holder:
     ``via``: the function, exception or generator by its own path. ``node``: of the autograd node
     that saved the tensor. ``error``: the exception's type. ``inferred``: the evidence, if the
     holder cannot be read from Python. ``saved_tensors``: what autograd saved for the backward pass
-    of these tensors, in addition.
+    of these tensors, in addition. ``also``: another expression for the same, and its function.
     """
 
     name: str
@@ -101,6 +105,7 @@ class Holder:
     inferred: str = ""
     saved_tensors: Count = 0
     saved_bytes: Bytes = Bytes(0)
+    also: str = ""
 
     @property
     def place(self) -> str:
@@ -112,7 +117,13 @@ class Holder:
             where += f" in {self.function}"
         line = f", {PurePath(self.file).name}:{self.line}" if self.file and self.line else ""
         article = "an" if self.kind[:1].lower() in "aeiou" else "a"
-        return f"{self.name} ({article} {self.kind}{where}{line})"
+        also = f"; also {self.also}" if self.also else ""
+        return f"{self.name} ({article} {self.kind}{where}{line}{also})"
+
+    @property
+    def of_node_hooks(self) -> bool:
+        """Whether hooks of a node of autograd keep it, and no name leads to them."""
+        return self.root is HolderRoot.HOOK and bool(self.path) and self.path[0].label == NODE_HOOKS
 
     @property
     def owner(self) -> tuple[object, ...]:

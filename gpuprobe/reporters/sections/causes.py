@@ -14,6 +14,9 @@ from gpuprobe.reporters.sections.parts import Code, Line, Part
 def cause_parts(cause: MemoryCause) -> Iterator[Part]:
     """The cause as an item of a numbered list."""
     yield Line(cause.sentence, "numbered", code=True)
+    kept_at = "" if cause.kept_at is None else str(cause.kept_at)
+    if kept_at not in cause.sentence and not cause.effect.patch:  # which has the line
+        yield Line(kept_at, label="at", indent=5, code=True)
     if cause.remedy:
         yield Line(cause.remedy, label="fix", indent=5)
     if cause.code and not cause.effect.patch:

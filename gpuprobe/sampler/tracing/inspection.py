@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from gpuprobe.model.io.codec import to_plain
 from gpuprobe.model.memory import TraceAction
+from gpuprobe.model.run.holders import Holder, HolderRoot
 from gpuprobe.model.trace import MemoryTrace
 
 REQUEST: Final = "GPUPROBE_INSPECT"
@@ -39,7 +41,11 @@ class Inspection:
         returns those of the step so far.
         """
         from gpuprobe.torch_support.holding.objects import Key
-        from gpuprobe.torch_support.holding.search import held_elsewhere, holders_of
+        from gpuprobe.torch_support.holding.search import (
+            held_elsewhere,
+            holders_of,
+            lasting_holders_of,
+        )
 
         trace = next((one for one in traces() if one.device == self._device), None)
         places = {} if trace is None else self._addresses(trace)
@@ -48,6 +54,13 @@ class Inspection:
         }
         found = holders_of(sizes)
         others = held_elsewhere(found, sizes)
+        inner = {key: size for key, size in sizes.items() if _is_inner(found.get(key))}
+        lasting = lasting_holders_of(inner)
+        for key, one in lasting.items():
+            named = _with_other_name(one, found[key])
+            if named is not found[key]:
+                found[key] = named
+                others.pop(key, None)  # the variable of the inner function ends with it
         document: dict[str, object] = {
             name: {
                 str(places[key[1]]): to_plain(one)
@@ -56,7 +69,7 @@ class Inspection:
             }
             for name, holders in (("holders", found), ("others", others))
         }
-        document["incomplete"] = found.incomplete
+        document["incomplete"] = found.incomplete or lasting.incomplete
         document["others_incomplete"] = others.incomplete
         document["visited"] = found.visited + others.visited
         self._result.write_text(json.dumps(document), encoding="utf-8")
@@ -83,6 +96,21 @@ class Inspection:
             if there.get(key):
                 found[there[key].pop(0)] = number
         return found
+
+
+def _is_inner(found: Holder | None) -> bool:
+    """Whether it is a variable of a function that runs, or waits."""
+    return found is not None and found.root in (HolderRoot.LOCAL, HolderRoot.GENERATOR)
+
+
+def _with_other_name(lasting: Holder, inner: Holder) -> Holder:
+    """The name that lasts, with that in the function that runs if it is another."""
+    if (lasting.name, lasting.function) == (inner.name, inner.function):
+        return inner
+    if lasting.name == inner.name:  # an argument of the same name
+        return lasting
+    where = f" in {inner.function}" if inner.function else ""
+    return replace(lasting, also=f"{inner.name}{where}")
 
 
 def requested() -> Inspection | None:

@@ -137,6 +137,15 @@ def holders_of(
     return found
 
 
+def lasting_holders_of(storages: Collection[Key], limits: SearchLimits | None = None) -> Holders:
+    """What holds each of these storages by a name that outlives the functions that run: globals,
+    and variables of the outermost function of the program in each thread. Like `holders_of`, but
+    for storages that no such name leads to, which are left out.
+    """
+    with _Quiet():
+        return _Search(set(storages), None, None, limits or SearchLimits()).run_lasting()
+
+
 _MOST_SEARCHES: Final = 8
 
 
@@ -401,6 +410,39 @@ class _Search:
             )
         return found
 
+    def run_lasting(self) -> Holders:
+        """Search from the names that outlive the functions that run."""
+        found = self._holders
+        # Their frames are those of functions that run, or wait for the next value.
+        self.visited.update(id(one) for one in gc.get_objects() if type(one) in SUSPENDED)
+        try:
+            self._from(self._lasting())
+            if self.missing:
+                self._from(self._modules())
+        except Stopped as stop:
+            self._resolve()
+            found.incomplete = str(stop)
+        except Exception as fault:  # noqa: BLE001 - the program's objects may be in any state
+            found.incomplete = f"an internal error: {type(fault).__name__}: {fault}"
+        finally:
+            self._forget()
+        return found
+
+    def _lasting(self) -> Iterator[tuple[Start, object]]:
+        for own, called in self._threads:
+            users = [one for one in called if _is_function_of_program(one)]
+            for frame in users[-1:]:
+                yield from self._variables(frame, own=own)
+        main = sys.modules.get("__main__")
+        if main is not None:
+            yield from _names_of(vars(main), "")
+
+    def _variables(self, frame: FrameType, *, own: bool) -> Iterator[tuple[Start, object]]:
+        code = frame.f_code
+        place = (code.co_name, code.co_filename, frame.f_lineno or code.co_firstlineno)
+        for name, value in (variables if own else variables_elsewhere)(frame).items():
+            yield Start(HolderRoot.LOCAL, name, *place), value
+
     def _forget(self) -> None:
         """Release what the searches so far refer to, which would be found as holders."""
         self._levels, self._edges, self._starts, self._found = [], {}, {}, {}
@@ -458,14 +500,14 @@ class _Search:
 
     def _exceptions(self) -> Iterator[tuple[Start, object]]:
         """Variables of the functions that exceptions ended, which are handled or were the last."""
-        errors: list[BaseException | None] = [self._error]
+        errors: list[tuple[BaseException | None, str]] = [(self._error, "")]
         handled: Any
         for handled in sys._current_exceptions().values():
-            errors.append(handled[1] if type(handled) is tuple else handled)
-        errors += [vars(sys).get(name) for name in ("last_exc", "last_value")]
+            errors.append((handled[1] if type(handled) is tuple else handled, ""))
+        errors += [(vars(sys).get(name), f"sys.{name}") for name in ("last_exc", "last_value")]
         known: set[int] = set()
         while errors:
-            error = errors.pop(0)
+            error, via = errors.pop(0)
             if error is None or id(error) in known:
                 continue
             known.add(id(error))
@@ -476,10 +518,10 @@ class _Search:
                     name = type(error).__name__
                     place = (code.co_name, code.co_filename, at.tb_lineno)
                     for variable, value in variables(at.tb_frame).items():
-                        start = Start(HolderRoot.EXCEPTION, variable, *place, error=name)
+                        start = Start(HolderRoot.EXCEPTION, variable, *place, error=name, via=via)
                         yield start, value
                 at = at.tb_next
-            errors += [error.__context__, error.__cause__]
+            errors += [(error.__context__, via), (error.__cause__, via)]
 
     def _suspended(self) -> Iterator[tuple[Start, object]]:
         """Variables of the program's generators that no name refers to: a loop runs them."""
@@ -819,6 +861,12 @@ def _callers(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back
+
+
+def _is_function_of_program(frame: FrameType) -> bool:
+    code = frame.f_code
+    own = is_user_file(code.co_filename) and not code.co_filename.startswith(PACKAGE)
+    return own and code.co_name != "<module>"
 
 
 def is_program_module(module: ModuleType) -> bool:

@@ -15,7 +15,7 @@ import re
 import sys
 import threading
 import tracemalloc
-from collections import Counter, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import FrameType, FunctionType, ModuleType, TracebackType
@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import torch
 
-from gpuprobe.model.run.holders import CycleObject, Holder, HolderRoot, Kept
+from gpuprobe.model.run.holders import NODE_HOOKS, CycleObject, Holder, HolderRoot, Kept
 from gpuprobe.torch_support.holding.names import (
     SUSPENDED,
     Names,
@@ -422,7 +422,14 @@ class Backwards:
         return tuple(drawn)
 
     def _outside(self, names: Names, sources: list[tuple[int, Kept, str]]) -> Holder:
-        """The path from the outermost object, to which nothing of Python refers."""
+        """The path from the outermost object, to which nothing of Python refers; from the hooks of
+        a node of autograd, if there are any: they keep what they refer to.
+        """
+        chains = [(source, self._up_to_hooks(source[0])) for source in sources]
+        hooked = next(((source, chain) for source, chain in chains if chain), None)
+        if hooked is not None:
+            start = Start(HolderRoot.HOOK, NODE_HOOKS)
+            return self._holder(names, hooked[1], hooked[0], start)
         for source in sources:
             chain = [source[0]]
             known = set(chain)
@@ -434,6 +441,37 @@ class Backwards:
                 start = Start(HolderRoot.OUTSIDE, type(first).__name__)
                 return self._holder(names, chain[::-1], source, start)
         return OUTSIDE
+
+    def _up_to_hooks(self, source: int) -> list[int]:
+        """The shortest path to the source from a dict of hooks that C++ has; empty without one."""
+        inner: dict[int, int | None] = {source: None}
+        waiting = deque([source])
+        while waiting:
+            one = waiting.popleft()
+            if self._is_hooks(one):
+                chain = []
+                at: int | None = one
+                while at is not None:
+                    chain.append(at)
+                    at = inner[at]
+                return chain
+            for parent in self._above.get(one, ()):
+                if parent not in inner:
+                    inner[parent] = one
+                    waiting.append(parent)
+        return []
+
+    def _is_hooks(self, one: int) -> bool:
+        """Whether it is a dict of hooks that only autograd's C++ and tensors refer to, and not a
+        module.
+        """
+        value = self._objects[one]
+        return (
+            type(value) is OrderedDict
+            and bool(value)
+            and all(type(key) is int and callable(hook) for key, hook in value.items())
+            and all(is_a(self._objects[each], torch.Tensor) for each in self._above.get(one, ()))
+        )
 
 
 def _running_frames() -> set[int]:

@@ -1,0 +1,115 @@
+"""Lines of the program's source that a cause is about: those that store a value, keep a graph after
+its backward pass, and capture a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import Final
+
+from gpuprobe.remedies.text import FUNCTIONS, LOOPS, ProgramText
+
+_STORING: Final = frozenset(
+    ("append", "appendleft", "add", "extend", "insert", "put", "put_nowait", "setdefault", "update")
+)
+_CONTAINERS: Final = frozenset(("dict", "list", "set", "deque", "defaultdict", "OrderedDict"))
+
+
+def storing_line(text: ProgramText, name: str) -> int:
+    """The only line of a file that stores a computed value under a name: a variable, an attribute,
+    or an element of a container of this name. 0 if there is none, or several.
+    """
+    stored = set(_elements(text.tree, name)) or set(_assigned(text.tree, name))
+    return stored.pop() if len(stored) == 1 else 0
+
+
+def retaining_line(text: ProgramText, name: str) -> int:
+    """The first line that calls ``name.backward(retain_graph=True)``; 0 if there is none."""
+    lines = [
+        node.lineno
+        for node in ast.walk(text.tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "backward"
+        and ast.unparse(node.func.value) == name
+        and any(
+            one.arg == "retain_graph"
+            and isinstance(one.value, ast.Constant)
+            and one.value.value is True
+            for one in node.keywords
+        )
+    ]
+    return min(lines, default=0)
+
+
+def capture_line(text: ProgramText, line: int) -> int:
+    """The line of the innermost ``with torch.cuda.graph(...)`` around a line; 0 without one."""
+    lines = [
+        node.lineno
+        for node in ast.walk(text.tree)
+        if isinstance(node, ast.With)
+        and node.lineno <= line <= (node.end_lineno or node.lineno)
+        and any(
+            ast.unparse(item.context_expr).startswith("torch.cuda.graph(") for item in node.items
+        )
+    ]
+    return max(lines, default=0)
+
+
+def loop_line(text: ProgramText, line: int) -> int:
+    """The line of the innermost loop around a line, in its function; 0 if there is none."""
+    lines = [0]
+    for node in ast.walk(text.tree):
+        around = getattr(node, "lineno", 0) <= line <= (getattr(node, "end_lineno", 0) or 0)
+        if around and isinstance(node, (*LOOPS, *FUNCTIONS)):
+            lines.append(node.lineno if isinstance(node, LOOPS) else -node.lineno)
+    return max(0, max(lines, key=abs))
+
+
+def _elements(tree: ast.AST, name: str) -> Iterator[int]:
+    """Lines that store an element in a container of this name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            if node.func.attr in _STORING and _name(node.func.value) == name:
+                yield node.lineno
+        elif isinstance(node, (ast.Assign, ast.AugAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for target in targets:
+                if isinstance(target, ast.Subscript) and _name(target.value) == name:
+                    yield node.lineno
+
+
+def _assigned(tree: ast.AST, name: str) -> Iterator[int]:
+    """Lines that assign a value to this name: no constant, and no empty container."""
+    for node in ast.walk(tree):
+        if not isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)) or node.value is None:
+            continue
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        flat = [
+            one
+            for target in targets
+            for one in (target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target])
+        ]
+        if any(_name(one) == name for one in flat) and not _is_empty(node.value):
+            yield node.lineno
+
+
+def _name(node: ast.expr) -> str:
+    """The name of a variable or an attribute, or of the container of an element."""
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _is_empty(node: ast.expr) -> bool:
+    """Whether an expression makes a constant, or a container without elements."""
+    if isinstance(node, (ast.Constant, ast.UnaryOp)):
+        return True
+    if isinstance(node, (ast.List, ast.Tuple, ast.Set)):
+        return not node.elts
+    if isinstance(node, ast.Dict):
+        return not node.keys
+    return isinstance(node, ast.Call) and _name(node.func) in _CONTAINERS
