@@ -401,7 +401,7 @@ class _Explaining:
             edits = self._edits(one)
             if self._ended is RunEnd.COMPLETE:
                 tried = self._best(edits, effect)
-                if tried.certainty is not Certainty.TRIED or not _saves_little(tried):
+                if tried.certainty is not Certainty.TRIED or not _saves_little(tried, effect):
                     effect = tried
                 elif one.answer.edit is EditKind.DELETE:
                     continue  # other memory is as high a moment later
@@ -591,11 +591,10 @@ def _ranked(
     return (*first, *causes, *(one for one in cached if one not in first))
 
 
-def _saves_little(effect: Effect) -> bool:
-    """Whether what was measured is less than a cause has to save."""
-    return isinstance(effect.after, int) and (
-        effect.before - effect.after < LEAST_EFFECT * effect.before
-    )
+def _saves_little(tried: Effect, replayed: Effect) -> bool:
+    """Whether what was measured is less than a cause has to save, and than half of the replayed."""
+    saved = tried.before - _after(tried)
+    return saved < LEAST_EFFECT * tried.before and 2 * saved < replayed.before - _after(replayed)
 
 
 def _after(effect: Effect) -> int:

@@ -59,6 +59,7 @@ class FirstEvaluation:
         self._process = os.getpid()
         self._thread = threading.get_ident()
         self._trained: weakref.WeakSet[Any] = weakref.WeakSet()  # iterators that gave batches
+        self._exhausted: weakref.WeakSet[Any] = weakref.WeakSet()  # of them, since the epoch ended
         self._later: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
         self._batches = 0  # of other iterators, since the epoch ended
         self._calls = 0  # of models, since then
@@ -140,7 +141,12 @@ class FirstEvaluation:
             return following(iterator)
         if not self.began:
             self._trained.add(iterator)
-        elif iterator in self._trained or self._is_enough(iterator):
+        elif iterator in self._trained:
+            if iterator in self._exhausted:  # with persistent workers it is that of the next epoch
+                self._stop(_TRAINS)
+            self._exhausted.add(iterator)
+            raise StopIteration
+        elif self._is_enough(iterator):
             raise StopIteration
         batch = following(iterator)
         self._batches += self.began

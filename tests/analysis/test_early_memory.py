@@ -27,6 +27,7 @@ def group(category: Category, *, used_in_step: bool, need: Need = Need.NOT_YET) 
             by="mm",
             phase="forward",
             earlier=True,
+            made_by="",
             uses=(row + 1, row + 1) if used_in_step else (0, 0),
         )
         for row in range(3)

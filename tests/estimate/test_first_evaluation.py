@@ -123,6 +123,10 @@ def test_an_evaluation_with_gradients_grows_for_all_of_its_batches(tmp_path: Pat
 
 
 LOOPS = {
+    "kept = DataLoader(data, 32, num_workers=1, persistent_workers=True)\n"
+    "while True:\n    for (batch,) in kept:\n        train(batch)\n": (
+        "until the next training step"
+    ),
     # In an endless loader, nothing comes after the epoch.
     "while True:\n    for (batch,) in DataLoader(data, 32):\n        train(batch)\n": (
         "until the next training step"

@@ -16,8 +16,9 @@ from gpuprobe.model.trace import Made
 _FACTOR: Final = 4
 _CHUNKS: Final = 8
 _PRODUCTS: Final = frozenset(
-    ("mm", "bmm", "addmm", "baddbmm", "_cdist_forward", "_euclidean_dist", "linear", "matmul")
+    ("mm", "bmm", "baddbmm", "_cdist_forward", "_euclidean_dist", "matmul")
 )
+"""Not ``addmm``: a layer with a bias, and the layer after it reduces what it makes."""
 _RESIZED: Final = ("upsample_", "_upsample_")
 _ROW_WISE: Final = frozenset(("_softmax", "softmax"))
 """Not log-probabilities: `log_softmaxes` has them."""
