@@ -16,6 +16,7 @@ import gpuprobe
 from gpuprobe.analysis.peak.needs import Biographies
 from gpuprobe.analysis.trace.ledger import ledger_of
 from gpuprobe.causes.find import causes_at
+from gpuprobe.model.causes import Bound
 
 
 def numbers(*shape: int, **options: object) -> torch.Tensor:
@@ -308,4 +309,7 @@ def test_each_kind_is_found_and_what_looks_alike_is_not(tmp_path: Path) -> None:
         ledger = max(ledgers, key=lambda one: max(one.allocated_after()))
         first = next(causes_at(Biographies(ledger), ledger.peak(), {}), None)
         found[kind.__name__] = "" if first is None else first.answer.rule
+        if kind is joined:  # a running sum needs the parts no more than the whole
+            assert first is not None
+            assert first.bound is Bound.OR_LESS
     assert found == {kind.__name__: rule for kind, rule in KINDS.items()}

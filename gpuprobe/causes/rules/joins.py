@@ -117,5 +117,6 @@ def _joined(live: LiveMemory, row: int, parts: list[int]) -> Excess:
             **dict.fromkeys(live.alike([row]), 0),
             **{one: live.size[one] for one in parts},
         },
-        bound=Bound.OR_MORE,  # a part, or a bucket, still exists twice
+        # With a running sum the parts go as well; otherwise a part, or a bucket, exists twice.
+        bound=Bound.OR_LESS if reduced else Bound.OR_MORE,
     )
