@@ -511,22 +511,22 @@ class _Explaining:
         """The program's file; empty for a module."""
         return "" if self._subject.module else os.path.realpath(self._subject.target)
 
-    def _refined(self, found: Diagnosed) -> Diagnosed:
+    def _refined(self, diagnosed: Diagnosed) -> Diagnosed:
         """The cause, with what the program's source has about it."""
-        for path in files_of(found, self._script):
+        for path in files_of(diagnosed, self._script):
             text = _text(path)
-            answer = None if text is None else graphs.retained(found.group, text)
+            answer = None if text is None else graphs.retained(diagnosed.group, text)
             if answer is not None:
-                return found._replace(answer=answer)
-        if found.answer.rule == graphs.OF_THIS_CALL:
-            name = self._variables.accumulated(found.group.main.frames)
+                return diagnosed._replace(answer=answer)
+        if diagnosed.answer.rule == graphs.OF_THIS_CALL:
+            name = self._variables.accumulated(diagnosed.group.main.frames)
             if name:
                 sentence = (
-                    f"{found.answer.sentence}; the graph of {name}, which is computed from its "
+                    f"{diagnosed.answer.sentence}; the graph of {name}, which is computed from its "
                     "earlier values, keeps them"
                 )
-                return found._replace(answer=replace(found.answer, sentence=sentence))
-        return found
+                return diagnosed._replace(answer=replace(diagnosed.answer, sentence=sentence))
+        return diagnosed
 
     def _edits(self, found: Diagnosed) -> list[EditCandidate]:
         """The edits that can be tried for a cause."""
@@ -616,9 +616,9 @@ def _kept_at(found: Diagnosed, edits: Sequence[EditCandidate]) -> Place | None:
     return found.kept_at
 
 
-def _stored_at(found: Diagnosed, files: Sequence[str]) -> Place | None:
+def _stored_at(diagnosed: Diagnosed, files: Sequence[str]) -> Place | None:
     """The line that stores what holds the memory, if only one line of these files does."""
-    name = stored_name(found.group.holder)
+    name = stored_name(diagnosed.group.holder)
     for path in files if name else ():
         text = _text(path)
         line = 0 if text is None else storing_line(text, name)

@@ -65,8 +65,8 @@ class FirstEvaluation:
         self._calls = 0  # of models, since then
         self._steps = 0  # of optimizers, since then
         self._evaluated = False
-        self._growing = 0  # bytes that each batch of an iterator added, when it was ended
         self._cut = 0  # batches after which an iterator was ended
+        self._grows = False  # whether memory still grew then
         self.began = False
         """Whether the epoch was ended."""
         self.ended = ""
@@ -128,7 +128,7 @@ class FirstEvaluation:
         what = "an evaluation that follows" if self._evaluated else "what follows"
         text = f"the epoch was ended after step {steps} (--steps), and {what} it was run"
         if self._cut:
-            grows = "where memory grew with each" if self._growing else "where memory did not grow"
+            grows = "where memory grew with each" if self._grows else "where memory did not grow"
             text += f", with {self._cut} batches of its DataLoader, {grows}"
         if self.ended:
             text += f", until {self.ended}: later code was not run and may need more"
@@ -157,11 +157,12 @@ class FirstEvaluation:
         held = self._later.setdefault(iterator, [])
         held.append(sum(map(torch.cuda.memory_allocated, range(torch.cuda.device_count()))))
         given = len(held) - 1
-        growing = len(held) > 2 and held[-1] - held[-2]
-        settled = len(held) > 2 and held[-1] <= held[-2] <= held[-3]
-        if given < _LEAST_BATCHES or not (settled or given >= _MOST_BATCHES):
+        if given < _LEAST_BATCHES:
             return False
-        self._cut, self._growing = given, max(0, growing)
+        settled = held[-1] <= held[-2] <= held[-3]
+        if not settled and given < _MOST_BATCHES:
+            return False
+        self._cut, self._grows = given, not settled
         return True
 
     def event(self, event: str, arguments: Sequence[Any]) -> None:

@@ -126,7 +126,7 @@ def limit(
         remove()
 
 
-GRADIENTS_FOR_A_STEP: Final = 4
+_GRADIENTS_FOR_A_STEP: Final = 4
 """Calls of `torch.autograd.grad` that count as a step, of a program without a backward pass."""
 
 
@@ -149,7 +149,7 @@ def limit_without_optimizer(
         nonlocal passes, gradients, optimizes
         optimizes = optimizes or made_optimizer()
         if getpid() == process and not optimizes:
-            enough = passes >= steps or gradients >= GRADIENTS_FOR_A_STEP * steps
+            enough = passes >= steps or gradients >= _GRADIENTS_FOR_A_STEP * steps
             error = end() if enough else None
             if error is not None:
                 raise error
@@ -159,7 +159,7 @@ def limit_without_optimizer(
 
     restore = patch(autograd, "_engine_run_backward", run_backward)
     try:
-        yield lambda: passes or gradients // GRADIENTS_FOR_A_STEP
+        yield lambda: passes or gradients // _GRADIENTS_FOR_A_STEP
     finally:
         restore()
 

@@ -18,6 +18,7 @@ import sys
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType, ModuleType, TracebackType
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -381,7 +382,7 @@ class _Search:
     def run(self) -> Holders:
         """Search from the program's names, then from the library's, then backwards."""
         found = self._holders
-        try:
+        with self._searching():
             self._from(self._script())
             if self.targets is None or self.missing:
                 self._from(self._frames(users=True, instances=True))
@@ -396,13 +397,6 @@ class _Search:
                 backwards = Backwards(self.kinds, self.visited, self.modules, self.check_limits)
                 found.update(backwards.run(self.missing))
                 found.incomplete = backwards.incomplete
-        except Stopped as stop:
-            self._resolve()
-            found.incomplete = str(stop)
-        except Exception as fault:  # noqa: BLE001 - the program's objects may be in any state
-            found.incomplete = f"an internal error: {type(fault).__name__}: {fault}"
-        finally:
-            self._forget()  # the frames refer to the search
         found.visited = len(self.visited) + self._nodes
         if not EXACT_DATA and self._nodes:
             found.incomplete = found.incomplete or (
@@ -415,18 +409,24 @@ class _Search:
         found = self._holders
         # Their frames are those of functions that run, or wait for the next value.
         self.visited.update(id(one) for one in gc.get_objects() if type(one) in SUSPENDED)
-        try:
+        with self._searching():
             self._from(self._lasting())
             if self.missing:
                 self._from(self._modules())
+        return found
+
+    @contextmanager
+    def _searching(self) -> Iterator[None]:
+        """Inside, what ends the search early is why it is incomplete."""
+        try:
+            yield
         except Stopped as stop:
             self._resolve()
-            found.incomplete = str(stop)
+            self._holders.incomplete = str(stop)
         except Exception as fault:  # noqa: BLE001 - the program's objects may be in any state
-            found.incomplete = f"an internal error: {type(fault).__name__}: {fault}"
+            self._holders.incomplete = f"an internal error: {type(fault).__name__}: {fault}"
         finally:
-            self._forget()
-        return found
+            self._forget()  # the frames refer to the search
 
     def _lasting(self) -> Iterator[tuple[Start, object]]:
         for own, called in self._threads:
