@@ -72,14 +72,28 @@ def keeper(holders: Iterable[Holder], steps: int, grown: int) -> Holder | None:
     return max((one for one in enough if one.graphs), key=lambda one: one.graphs, default=None)
 
 
+def _ends(site: PeakSite) -> list[tuple[int, int]]:
+    """Rows of whole steps after the warm-up, with the bytes at their ends."""
+    columns = site.rank.columns
+    at_end = columns.number("end_allocated", site.device)
+    full = list(columns.full_rows())
+    return [(row, at_end[row]) for row in full[_WARM_UP:] if at_end[row] != MISSING]
+
+
+def rise_of(site: PeakSite) -> int | None:
+    """The bytes that the last step ended with beyond the first one after the warm-up, of however
+    many steps added them; None for too few steps.
+    """
+    ends = _ends(site)
+    return ends[-1][1] - ends[0][1] if len(ends) >= _LEAST_STEPS else None
+
+
 def growth_of(site: PeakSite) -> Growth | None:
     """The growth of the device of ``site``; None if there is no steady growth."""
     rank, device = site.rank, site.device
     if isinstance(site.amount, Unavailable):
         return None
-    at_end = rank.columns.number("end_allocated", device)
-    full = list(rank.columns.full_rows())
-    ends = [(row, at_end[row]) for row in full[_WARM_UP:] if at_end[row] != MISSING]
+    ends = _ends(site)
     if len(ends) < _LEAST_STEPS:
         return None
     grown = ends[-1][1] - ends[0][1]

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from gpuprobe.analysis.evaluation import WITH_GRADIENTS
-from gpuprobe.analysis.growth import MINIMUM_SHARE, Growth, keeper
+from gpuprobe.analysis.growth import MINIMUM_SHARE, Growth, keeper, rise_of
 from gpuprobe.analysis.peak.needs import Biographies
 from gpuprobe.analysis.peak.peaks import HighWater, PeakSite, by_category, live_at, window_of
 from gpuprobe.causes.answer import Answer, EditKind
@@ -168,22 +168,24 @@ def over_steps(
     )
 
 
-def _with_peak(found: Diagnosed, known: RunPeak, before: int) -> Diagnosed:
-    if before - known.peak < _LEAST_KNOWN * (before - found.without):
+def _with_peak(diagnosed: Diagnosed, known: RunPeak, before: int) -> Diagnosed:
+    if before - known.peak < _LEAST_KNOWN * (before - diagnosed.without):
         # Something else holds most of it as well, which the remedy may change, too.
-        return found._replace(bound=Bound.OR_MORE)
+        return diagnosed._replace(bound=Bound.OR_MORE)
     if not known.at_least:
-        return found._replace(without=known.peak)
+        return diagnosed._replace(without=known.peak)
     # Neither more nor less is known of a figure that is too high itself.
-    peak = before if found.bound is Bound.OR_LESS else known.peak
-    return found._replace(without=peak, bound=Bound.OR_MORE)
+    peak = before if diagnosed.bound is Bound.OR_LESS else known.peak
+    return diagnosed._replace(without=peak, bound=Bound.OR_MORE)
 
 
-def replayed(found: Diagnosed, peak: int) -> Effect:
+def replayed(diagnosed: Diagnosed, peak: int) -> Effect:
     """The effect of a cause as it was replayed. ``peak``: bytes."""
-    if found.bound is Bound.OR_MORE and found.without >= peak:
+    if diagnosed.bound is Bound.OR_MORE and diagnosed.without >= peak:
         return Effect(Certainty.UNTRIED, peak, _UNKNOWN)
-    return Effect(Certainty.REPLAYED, peak, found.without, found.assumed, bound=found.bound)
+    return Effect(
+        Certainty.REPLAYED, peak, diagnosed.without, diagnosed.assumed, bound=diagnosed.bound
+    )
 
 
 def certain_causes(
@@ -452,6 +454,9 @@ def _leaked(site: PeakSite, leak: LeakRow | None) -> _Grown | None:
         return None
     if leak.bytes < MINIMUM_SHARE * amount.at_least:
         return None
+    rise = rise_of(site)
+    if rise is not None and rise < leak.bytes_per_step:
+        return None  # few steps have a trace: after these, memory did not grow
     sentence = (
         f"{human_bytes(leak.bytes)} from {leak.key} outlived their steps: "
         f"{human_bytes(leak.bytes_per_step)} a step"

@@ -305,6 +305,7 @@ def measure(
             steps=steps,
             collected=run.collected,
             handler=run.handler,
+            cut=run.trained is not None,
         )
     _, largest = measured.unknown_read()  # of an evaluation too, whose decisions need no memory
     return Attempt(found, trained.decided or largest, measured.session.too_large())
@@ -359,7 +360,8 @@ def _end_of_evaluation(error: BaseException) -> str:
 
 def _described(error: Exception) -> str:
     """Its type and the first line of its message."""
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    message, _, _ = str(error).strip().partition("\n")
+    return f"{type(error).__name__}: {message}"
 
 
 def _failed(measured: NativeMeasurement, text: str) -> ProgramFailed:

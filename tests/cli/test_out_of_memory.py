@@ -9,6 +9,12 @@ from pathlib import Path
 import pytest
 from test_run_command import gpuprobe, script
 
+from gpuprobe.analysis.peak.peaks import device_peaks
+from gpuprobe.causes.recorded import growth_cause
+from gpuprobe.model.place import Place
+from gpuprobe.model.report import LeakRow
+from gpuprobe.recording.load import load
+
 FILLS = """\
 import sys, traceback, torch
 model = torch.nn.Linear(64, 64).cuda()
@@ -60,8 +66,8 @@ def test_a_program_that_catches_the_error_sees_it_unchanged(tmp_path: Path) -> N
     assert (done.returncode, done.stdout) == (0, "14 True\n")
     assert "Out of memory" not in done.stderr  # the run did not fail
     shown = gpuprobe("report", "script.gpuprobe", cwd=tmp_path).stdout
-    said = "complete; 1 allocation failed for lack of memory, and the program went on."
-    assert said in " ".join(shown.split())
+    causes = "complete; 1 allocation failed for lack of memory, and the program went on."
+    assert causes in " ".join(shown.split())
     assert "Why it ran out of memory" not in shown
     assert "Allocations that failed, and were caught" in shown
     assert "gpuprobe estimate" not in shown
@@ -159,3 +165,30 @@ def test_an_evaluation_with_gradients_is_the_verdict(tmp_path: Path) -> None:
     script(tmp_path, fixed)
     options = ["--gpu", "t4", "--steps", "7", "--no-suggestions"]
     assert gpuprobe("estimate", *options, "script.py", cwd=tmp_path).returncode == 0
+
+
+def test_what_the_first_steps_leave_is_no_growth(tmp_path: Path) -> None:
+    """The steps with a trace are the first ones, and few: the ends of all steps contradict them."""
+    program = """\
+import torch
+model = torch.nn.Linear(1024, 1024).cuda()
+optimizer = torch.optim.SGD(model.parameters())
+kept = []
+def keep():
+    kept.append(torch.zeros(1 << 20, device="cuda"))
+for step in range(16):
+    if step < LEFT:
+        keep()
+    model(torch.ones(256 if step != 8 else 8192, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    causes = {}
+    for left in (2, 16):
+        script(tmp_path, program.replace("LEFT", str(left)))
+        options = ["--gpu", "t4", "--level", "trace", "--force", "script.py"]
+        assert gpuprobe("run", *options, cwd=tmp_path).returncode == 0
+        (site,) = device_peaks(load(tmp_path / "script.gpuprobe"))
+        line = LeakRow(Place("script.py", 6, "keep"), 8 << 20, 2, 4 << 20, (0, 1))
+        causes[left] = len(list(growth_cause(site, None, line)))
+    assert causes == {2: 0, 16: 1}
