@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import gc
 import sys
+import weakref
 from collections.abc import Callable
 from itertools import chain, compress, repeat
 from operator import is_, methodcaller
 from types import FunctionType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -69,6 +70,61 @@ def live_roots() -> list[torch.nn.Module]:
         and not isinstance(module, torch.jit.ScriptModule)
         and _has_parameters(module)
     ]
+
+
+class Part(NamedTuple):
+    """A module inside of a model. ``whole``: it is a model that others only wrap, such as the
+    ``module`` of `DistributedDataParallel`. ``owner``: the model, or the innermost such one.
+    """
+
+    module: weakref.ref[torch.nn.Module]
+    whole: bool
+    owner: weakref.ref[torch.nn.Module]
+
+    @property
+    def training(self) -> bool:
+        """Whether it is called to train: a part in eval mode may be a frozen one of a model."""
+        module, owner = self.module(), self.owner()
+        return any(one is not None and one.training for one in (module, owner))
+
+
+def parts_of(model: torch.nn.Module) -> dict[int, Part]:
+    """By id, the modules inside of a model that a program may call by themselves. Layers of torch
+    are left out: without a call of one of the others, their calls do not show a forward pass.
+    """
+    found: dict[int, Part] = {}
+    owner, whole = model, _wrapped(model)
+    while whole is not None and id(whole) not in found:
+        found[id(whole)] = Part(weakref.ref(whole), True, weakref.ref(whole))
+        owner, whole = whole, _wrapped(whole)
+    for _, module in modules_of(model):
+        known = module is model or id(module) in found
+        if not known and _callable(module) and not _is_layer_of_torch(module):
+            found[id(module)] = Part(weakref.ref(module), False, weakref.ref(owner))
+    return found
+
+
+def _wrapped(module: torch.nn.Module) -> torch.nn.Module | None:
+    """The only module in one without parameters of its own."""
+    parameters = module.__dict__.get("_parameters") or {}
+    children = [one for one in (module.__dict__.get("_modules") or {}).values() if one is not None]
+    own = any(parameter is not None for parameter in parameters.values())
+    if own or len(children) != 1 or not _callable(children[0]):
+        return None
+    return children[0]
+
+
+def _callable(module: torch.nn.Module) -> bool:
+    """Whether a module can be called, and its class be wrapped."""
+    kind = type(module)
+    return kind is not torch.nn.Module and not issubclass(
+        kind, (torch.nn.ModuleList, torch.nn.ModuleDict, torch.jit.ScriptModule)
+    )
+
+
+def _is_layer_of_torch(module: torch.nn.Module) -> bool:
+    children = module.__dict__.get("_modules")
+    return not children and type(module).__module__.partition(".")[0] == "torch"
 
 
 def _has_parameters(root: torch.nn.Module) -> bool:

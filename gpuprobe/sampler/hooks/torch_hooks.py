@@ -5,7 +5,9 @@ Each hook only reports what begins and ends; the `Listener` decides what it mean
 
 Nothing is attached to the program's own modules: what is copied with `copy.deepcopy` or pickled
 with `torch.save` takes its hooks along. So models are recorded in the ``__call__`` of their
-classes: calls of a model's submodules, which are most calls of modules, then cost nothing.
+classes. A part of a model (``model.module`` of `DistributedDataParallel`, ``model.encoder`` in a
+method of the model) is reported if no reported call is around it: for the others this is a look-up,
+and layers of torch, which are most calls of modules, have no wrapped class.
 
 ``torch.compile`` guards on a module's hooks: adding or removing one makes it compile again. So as
 soon as the program calls it, every module hook is removed, and the forward phase is inferred. The
@@ -24,6 +26,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -38,7 +41,7 @@ from torch.utils import checkpoint
 from gpuprobe.clocks import monotonic
 from gpuprobe.patching import patch
 from gpuprobe.sampler.failures import from_program
-from gpuprobe.sampler.hooks.discover import compile_in_use, live_roots
+from gpuprobe.sampler.hooks.discover import Part, compile_in_use, live_roots, parts_of
 from gpuprobe.sampler.tracing.tensors import named_modules
 from gpuprobe.torch_support import compile_watch, compiled_code
 
@@ -146,6 +149,12 @@ class Listener(Protocol):
     def fault(self, error: Exception) -> None: ...
 
 
+class _Running(threading.local):
+    """The calls of models in progress in this thread that are reported."""
+
+    calls = 0
+
+
 class Hooks:
     """All hooks of one recorder. Made active by `install`, inactive by `remove`."""
 
@@ -163,6 +172,8 @@ class Hooks:
         self._first_call: RemovableHandle | None = None
         self._awaits_first_call = False
         self._models_by_id: dict[int, weakref.ref[Module]] = {}  # by id
+        self._parts_by_id: dict[int, Part] = {}
+        self._running = _Running()
         self._restore_class: dict[type, Callable[[], None]] = {}  # by class
         self._first: Module | None = None  # the module of the first call, until it returns
         self._first_return: RemovableHandle | None = None
@@ -205,6 +216,7 @@ class Hooks:
         self._forget_first_return()
         self._remove_module_hooks()
         self._models_by_id.clear()
+        self._parts_by_id.clear()
         while self._restore:
             self._restore.pop()()
 
@@ -212,12 +224,15 @@ class Hooks:
         """Report the forward pass of these modules as a phase."""
         if self._compiles:
             return
-        by_id = self._models_by_id
+        by_id, parts = self._models_by_id, self._parts_by_id
         for key in [key for key, ref in by_id.items() if ref() is None]:
             del by_id[key]  # another module may have that id now
+        for key in [key for key, part in parts.items() if part.module() is None]:
+            del parts[key]
         for model in models:
             if not isinstance(model, torch.jit.ScriptModule):
                 by_id[id(model)] = weakref.ref(model)
+                parts.update(parts_of(model))
         if not self._exports:
             self._wrap_classes()
 
@@ -225,11 +240,21 @@ class Hooks:
         ref = self._models_by_id.get(id(module))
         return ref is not None and ref() is module
 
+    def _part(self, module: Module) -> Part | None:
+        part = self._parts_by_id.get(id(module))
+        return part if part is not None and part.module() is module else None
+
+    def _trains(self, module: Module) -> bool:
+        """Whether a call is one of training, by the mode of the module and of its model."""
+        part = self._part(module)
+        return module.training if part is None else part.training
+
     def _wrap_classes(self) -> None:
         """Wrap the calls of the classes of the models. A class is wrapped together with the one
         that it derives from, so that a call is reported once.
         """
-        kinds = {type(model) for model in (ref() for ref in self._models_by_id.values())}
+        parts = (part.module for part in self._parts_by_id.values())
+        kinds = {type(one()) for one in chain(self._models_by_id.values(), parts)}
         for kind in sorted(kinds - {type(None)}, key=lambda kind: len(kind.__mro__)):
             if self._restore_class.keys().isdisjoint(kind.__mro__):
                 for derived in [one for one in self._restore_class if issubclass(one, kind)]:
@@ -238,7 +263,8 @@ class Hooks:
 
     def _wrap_calls(self, kind: type[Module]) -> Callable[[], None]:
         own = vars(kind).get("__call__")
-        by_id, listener = self._models_by_id, self._listener
+        by_id, parts, listener = self._models_by_id, self._parts_by_id, self._listener
+        running = self._running
 
         @functools.wraps(kind.__call__)
         def call(module: Module, *args: Any, **kwargs: Any) -> Any:
@@ -246,21 +272,32 @@ class Hooks:
             original: Any = partial(own, module) if own is not None else None
             if original is None:
                 original = super(kind, module).__call__  # type: ignore[misc]
-            if id(module) not in by_id or torch.compiler.is_compiling():
+            known = id(module) in by_id or id(module) in parts
+            if not known or torch.compiler.is_compiling():
                 return original(*args, **kwargs)
-            if not self._reports(module):
-                return original(*args, **kwargs)
+            whole = self._reports(module)
+            if not whole:
+                part = self._part(module)
+                # What is around a call of a part reports it, or is a backward pass, which
+                # recomputes.
+                if part is None or running.calls or in_engine():
+                    return original(*args, **kwargs)
+                whole = part.whole
             if self._first is None:
                 self._forget_first_return()  # it belongs to a first call that raised
-            listener.begin("forward", evaluation=not module.training)
+            running.calls += 1
+            listener.begin("forward", evaluation=not self._trains(module))
             try:
-                listener.inputs(args, kwargs)
+                if whole:
+                    listener.inputs(args, kwargs)
                 result = original(*args, **kwargs)
                 listener.outputs(result)
                 return result
             finally:  # a forward that raises ends its phase too
+                running.calls -= 1
                 listener.end("forward")
-                listener.forward_done(module)
+                if whole:
+                    listener.forward_done(module)
 
         return patch(kind, "__call__", call)
 
@@ -312,6 +349,7 @@ class Hooks:
             self._compiles = True
             self._remove_module_hooks()
             self._models_by_id.clear()
+            self._parts_by_id.clear()
             self._listener.compiles()
 
     def _no_hooks_during(self, owner: Any, name: str) -> None:
@@ -407,7 +445,8 @@ class Hooks:
             self._first_return = register_module_forward_hook(
                 self._first_returned, always_call=True
             )
-            self._listener.begin("forward", evaluation=not module.training)
+            self._running.calls += 1
+            self._listener.begin("forward", evaluation=not self._trains(module))
             self._listener.inputs(args, {})
 
     def _first_returned(self, module: Module, args: Any, output: object) -> None:
@@ -415,6 +454,7 @@ class Hooks:
         if module is not self._first:
             return
         self._first = None
+        self._running.calls -= 1
         # If forward raised, torch is iterating over the hooks that contain this one.
         if sys.exc_info()[1] is self._handled:
             self._forget_first_return()
