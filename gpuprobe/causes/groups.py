@@ -64,6 +64,8 @@ class HeldBlock:
     uses: tuple[int, int]
     """The numbers of the first operator that used its values and of the last one, in the trace; 0
     if none did."""
+    freed_in_backward: bool = False
+    """Whether a backward pass frees it."""
 
     @property
     def file_names(self) -> list[str]:
@@ -153,6 +155,7 @@ def held_blocks(lives: Biographies, needs: Mapping[int, Need]) -> list[HeldBlock
             earlier=row >= ledger.made,
             made_by=strings[made],
             uses=(lives.first[row], lives.last[row]),
+            freed_in_backward=lives.freed_in_backward(row),
         )
         for row, code, stack, name, phase, made in zip(rows, codes, *columns, strict=True)
     ]

@@ -252,7 +252,7 @@ def _certain(
         # Those that outlive the step may be kept by a graph, and are not just freed late.
         kept = sum(block.bytes for block in group.blocks if lives.survives(block.row))
         instead = graphs.diagnose(group) or cycles.diagnose(group) or unneeded(group)
-        if 2 * kept > group.bytes and instead is not None:
+        if 2 * kept > group.bytes and isinstance(instead, Answer):
             return found.answered(instead)
     evaluated = sum(b.bytes for b in group.blocks if _is_evaluation(b.phase))
     replaced = found.answer.rule in (UNNEEDED, "kept-graph")

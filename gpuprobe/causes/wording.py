@@ -44,7 +44,12 @@ def of_names(live: LiveMemory, rows: Collection[int], word: str = " of ") -> str
         where = f" (in {functions.pop()})" if len(functions) == 1 and all(functions) else ""
         return f"{word}{', '.join(name for name, _, _ in found)}{where}"
     largest = max(rows, key=lambda row: live.size[row], default=None)
-    name = "" if largest is None else live.variable(live.frames(largest))
+    return "" if largest is None else for_variable(live, largest)
+
+
+def for_variable(live: LiveMemory, row: int) -> str:
+    """`` for messages``: the variable that a row is computed for; "" if it is unknown."""
+    name = live.variable(live.frames(row))
     return f" for {name}" if name else ""
 
 

@@ -248,6 +248,96 @@ def _looked_up(tied: bool) -> None:
     optimizer.step()
 
 
+def _attended(attend: Callable[..., torch.Tensor]) -> None:
+    def work(net: nn.Module, step: int) -> torch.Tensor:
+        first, second, third, _ = net  # type: ignore[misc]
+        x = numbers(2, 1024, 512)
+        heads = [
+            layer(x).unflatten(-1, (8, 64)).transpose(1, 2) for layer in (first, second, third)
+        ]
+        return attend(*heads).mean()
+
+    _trained(1, work)
+
+
+def _scored(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    return (q @ k.transpose(-1, -2) / 8).softmax(-1)
+
+
+def attention_weights() -> None:
+    _attended(lambda q, k, v: F.dropout(_scored(q, k), 0.1) @ v)
+
+
+def fused_attention() -> None:
+    _attended(F.scaled_dot_product_attention)
+
+
+def attention_weights_in_a_loss() -> None:  # a teacher's are imitated, for example
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        weights = _scored(q, k)
+        return (weights @ v).mean() + (weights - 0.5).square().mean()
+
+    _attended(attend)
+
+
+class Packed(nn.Module):
+    """Weights of one byte a number, or of four that no optimizer trains."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.ones(1024, 1024, device="cuda", dtype=dtype))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight.float() / 64)
+
+
+_MODELS: list[nn.Module] = []  # their weights are there when the step ends
+
+
+def _unpacked(dtype: torch.dtype) -> None:
+    net = nn.Sequential(nn.Linear(1024, 1024), *[Packed(dtype) for _ in range(8)]).cuda()
+    _MODELS.append(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, foreach=False)
+    net(numbers(16, 1024)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def unpacked_weights() -> None:
+    _unpacked(torch.int8)
+
+
+def scaled_weights() -> None:  # as wide as they are stored
+    _unpacked(torch.float32)
+
+
+def _gathered(add: Callable[..., torch.Tensor]) -> None:
+    def work(net: nn.Module, step: int) -> torch.Tensor:
+        nodes = net(numbers(1024, 512))
+        ends = torch.randint(0, 1024, (2, 16384), device="cuda")
+        for _ in range(3):
+            nodes = add(torch.zeros_like(nodes), ends[1], nodes[ends[0]] * 2)
+        return nodes.mean()
+
+    _trained(1, work)
+
+
+def forgotten() -> None:
+    _MODELS.clear()
+    numbers(1 << 20).sum()
+
+
+def messages_of_edges() -> None:
+    _gathered(lambda out, index, source: out.index_add_(0, index, source))
+
+
+def scattered_messages() -> None:  # saves the indices only
+    def add(out: torch.Tensor, index: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        return out.scatter_add_(0, index[:, None].expand_as(source), source)
+
+    _gathered(add)
+
+
 def looked_up() -> None:
     _looked_up(tied=False)
 
@@ -257,6 +347,9 @@ def looked_up_and_multiplied() -> None:  # the gradient has all rows
 
 
 KINDS: dict[Callable[[], None], str] = {
+    unpacked_weights: "unpacked-weights",  # first: later, models are searched for less often
+    scaled_weights: "",
+    forgotten: "",
     repeated: "repeated-values",
     expanded: "",
     all_pairs: "broadcast-intermediate",
@@ -289,6 +382,11 @@ KINDS: dict[Callable[[], None], str] = {
     looked_up: "dense-embedding-gradient",
     looked_up_and_multiplied: "",
     skipped: "",
+    attention_weights: "attention-weights",
+    fused_attention: "",
+    attention_weights_in_a_loss: "",
+    messages_of_edges: "saved-unread",
+    scattered_messages: "",
 }
 
 

@@ -91,7 +91,7 @@ def test_parts_that_a_method_of_the_model_calls(level: str) -> None:
     other = Mlp()  # is called first, so that the model is known when its parts are called
     with Recorder(sink, level=level):
         other(torch.randn(8, 16))
-        for step in range(3):
+        for _ in range(3):
             optimizer.zero_grad()
             model.training_step(torch.randn(8, 16)).backward()
             optimizer.step()

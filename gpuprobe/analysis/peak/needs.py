@@ -159,6 +159,20 @@ class Biographies:
         at = bisect_left(self._failures, self.ledger.freed[row])
         return self._failures[at - 1] if at else -2
 
+    def freed_in_backward(self, row: int) -> bool:
+        """Whether a backward pass frees the row: it allocates before and after that."""
+        freed = self.ledger.freed[row]
+        if freed >= self.ledger.events:
+            return False
+        after = bisect_right(self.ledger.start, freed, 0, self.ledger.made)
+        return 0 < after < self.ledger.made and all(
+            self._made_in_backward(one) for one in (after - 1, after)
+        )
+
+    def _made_in_backward(self, row: int) -> bool:
+        strings = self.ledger.trace.stacks.strings
+        return "backward" in strings[self.ledger.values("made_phase", [row])[0]].split("/")
+
     def ends_of_use(self) -> list[int]:
         """For each row, the event before which it could be freed: after its last use; its own end
         where a later one is possible. A row that is never used ends as it begins.

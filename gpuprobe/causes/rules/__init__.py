@@ -18,6 +18,7 @@ from gpuprobe.causes.groups import HeldGroup
 from gpuprobe.causes.live_memory import Excess, LiveMemory
 from gpuprobe.causes.rules import (
     activations,
+    attention,
     autocast,
     broadcasts,
     conversions,
@@ -45,7 +46,9 @@ from gpuprobe.causes.rules import (
     reduced,
     repeats,
     streams,
+    unpacked,
     unread,
+    unread_saved,
     vmapped,
 )
 
@@ -81,6 +84,9 @@ LARGER: Final[tuple[Callable[[LiveMemory], Iterator[Excess]], ...]] = (
     reduced.diagnose,
     embeddings.diagnose,
     activations.diagnose,
+    attention.diagnose,
+    unpacked.diagnose,
+    unread_saved.diagnose,
 )
 
 CACHED: Final[tuple[Callable[[Cache], Iterator[CachedMemory]], ...]] = (

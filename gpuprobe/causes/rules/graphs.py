@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuprobe.causes.answer import Answer, EditKind
+from gpuprobe.causes.answer import EXPECTED, Answer, EditKind, Expected
 from gpuprobe.causes.groups import HeldGroup
 from gpuprobe.causes.lines import retaining_line
 from gpuprobe.causes.wording import kept_in
@@ -15,14 +15,18 @@ OF_THIS_CALL = "evaluation-with-graph"
 """The rule of graphs of a call in progress."""
 
 
-def diagnose(group: HeldGroup) -> Answer | None:
-    """Memory that was saved for backward passes which do not come."""
+def diagnose(group: HeldGroup) -> Answer | Expected | None:
+    """Memory that was saved for backward passes which do not come. If one does that does not read
+    what was saved for it, `unread_saved` knows why.
+    """
     holder = group.holder
     if holder is None:
         return None
     nameless = holder.kept is Kept.GRAD and holder.root is HolderRoot.OUTSIDE
     if holder.kept not in (Kept.SAVED, Kept.VARIABLE) and not nameless:
         return None
+    if 2 * sum(b.bytes for b in group.blocks if b.freed_in_backward) > group.bytes:
+        return EXPECTED
     size = human_bytes(group.bytes)
     of_gradients = any(step.label == ".grad" for step in holder.path)
     if of_gradients or nameless or _of_weights(holder):

@@ -18,10 +18,12 @@ _SOON = 3
 """Operators within which a part of a new block is used, at most. Kept views wait longer."""
 _ROW_WISE = frozenset(("_log_softmax", "_softmax", "gather", "squeeze", "log_softmax", "softmax"))
 
+_SELECTING = frozenset(("index", "index_select"))
+
 
 def diagnose(live: LiveMemory) -> Iterator[Excess]:
     """Blocks that are read in half or less."""
-    read = live.column("read")
+    read = _read(live)
     partly = [
         row
         for row in live.rows
@@ -48,13 +50,28 @@ def _stays(live: LiveMemory, row: int) -> bool:
 
 
 def _sizes(live: LiveMemory, rows: list[int]) -> dict[int, int]:
-    read = live.column("read")
+    read = _read(live)
     return {row: read[row] for row in live.alike(rows) if read[row]}
+
+
+def _read(live: LiveMemory) -> list[int]:
+    """The bytes of each row that operators read. Of a row from which they only select by indices,
+    that is what they make: which elements, a trace does not have. A buffer that the program writes
+    into is read again and again; its column counts.
+    """
+    read = list(live.column("read"))
+    written = {live.copied_to(row) for row in range(len(read))}
+    for row, products in live.products.items():
+        names = {live.text("made_name", one) for one in products}
+        if names <= _SELECTING and live.text("last_name", row) in _SELECTING and row not in written:
+            read[row] = min(read[row], sum(live.ledger.requested[one] for one in products))
+    return read
 
 
 def _what(live: LiveMemory, rows: list[int]) -> str:
     """How much of which memory is read, to begin a sentence."""
-    read = sum(live.column("read")[row] for row in rows)
+    every = _read(live)
+    read = sum(every[row] for row in rows)
     share = f"{human_bytes(read)} of {human_bytes(live.bytes_of(rows))}"
     return f"{share}{of_names(live, rows)} from {live.place(live.largest(rows))}"
 

@@ -72,7 +72,7 @@ def live_roots() -> list[torch.nn.Module]:
     ]
 
 
-class Part(NamedTuple):
+class ModelPart(NamedTuple):
     """A module inside of a model. ``whole``: it is a model that others only wrap, such as the
     ``module`` of `DistributedDataParallel`. ``owner``: the model, or the innermost such one.
     """
@@ -88,24 +88,24 @@ class Part(NamedTuple):
         return any(one is not None and one.training for one in (module, owner))
 
 
-def parts_of(model: torch.nn.Module) -> dict[int, Part]:
-    """By id, the modules inside of a model that a program may call by themselves. Layers of torch
+def parts_of(model: torch.nn.Module) -> dict[int, ModelPart]:
+    """By id, the modules inside of a model that a program may call alone. Layers of torch
     are left out: without a call of one of the others, their calls do not show a forward pass.
     """
-    found: dict[int, Part] = {}
+    found: dict[int, ModelPart] = {}
     owner, whole = model, _wrapped(model)
     while whole is not None and id(whole) not in found:
-        found[id(whole)] = Part(weakref.ref(whole), True, weakref.ref(whole))
+        found[id(whole)] = ModelPart(weakref.ref(whole), True, weakref.ref(whole))
         owner, whole = whole, _wrapped(whole)
     for _, module in modules_of(model):
         known = module is model or id(module) in found
         if not known and _callable(module) and not _is_layer_of_torch(module):
-            found[id(module)] = Part(weakref.ref(module), False, weakref.ref(owner))
+            found[id(module)] = ModelPart(weakref.ref(module), False, weakref.ref(owner))
     return found
 
 
 def _wrapped(module: torch.nn.Module) -> torch.nn.Module | None:
-    """The only module in one without parameters of its own."""
+    """The only module in one that has no other parameters."""
     parameters = module.__dict__.get("_parameters") or {}
     children = [one for one in (module.__dict__.get("_modules") or {}).values() if one is not None]
     own = any(parameter is not None for parameter in parameters.values())

@@ -41,7 +41,7 @@ from torch.utils import checkpoint
 from gpuprobe.clocks import monotonic
 from gpuprobe.patching import patch
 from gpuprobe.sampler.failures import from_program
-from gpuprobe.sampler.hooks.discover import Part, compile_in_use, live_roots, parts_of
+from gpuprobe.sampler.hooks.discover import ModelPart, compile_in_use, live_roots, parts_of
 from gpuprobe.sampler.tracing.tensors import named_modules
 from gpuprobe.torch_support import compile_watch, compiled_code
 
@@ -172,7 +172,7 @@ class Hooks:
         self._first_call: RemovableHandle | None = None
         self._awaits_first_call = False
         self._models_by_id: dict[int, weakref.ref[Module]] = {}  # by id
-        self._parts_by_id: dict[int, Part] = {}
+        self._parts_by_id: dict[int, ModelPart] = {}
         self._running = _Running()
         self._restore_class: dict[type, Callable[[], None]] = {}  # by class
         self._first: Module | None = None  # the module of the first call, until it returns
@@ -240,7 +240,7 @@ class Hooks:
         ref = self._models_by_id.get(id(module))
         return ref is not None and ref() is module
 
-    def _part(self, module: Module) -> Part | None:
+    def _part(self, module: Module) -> ModelPart | None:
         part = self._parts_by_id.get(id(module))
         return part if part is not None and part.module() is module else None
 

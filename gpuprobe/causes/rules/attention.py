@@ -1,0 +1,131 @@
+"""Attention weights that are saved for the backward pass: a number for each pair of positions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from gpuprobe.causes.answer import Answer
+from gpuprobe.causes.live_memory import Excess, LiveMemory
+from gpuprobe.causes.wording import for_variable
+from gpuprobe.model.causes import Bound
+from gpuprobe.model.place import Place
+from gpuprobe.model.text import human_bytes
+from gpuprobe.model.trace import Made
+
+_SOFTMAX: Final = frozenset(("_softmax", "softmax", "_safe_softmax"))
+_PRODUCTS: Final = frozenset(("bmm", "baddbmm", "matmul"))
+_OF_GRADIENTS: Final = _PRODUCTS | {"_softmax_backward_data", "native_dropout_backward"}
+_DROPOUT: Final = "native_dropout"
+_MEAN: Final = "mean"
+"""`MultiheadAttention` makes the mean of the weights over the heads, to return it."""
+_FACTOR: Final = 2
+"""Weights are this many times as large as what they are a product of, at least."""
+_MULTIHEAD: Final = "torch/nn/functional.py", "multi_head_attention_forward"
+
+
+def diagnose(live: LiveMemory) -> Iterator[Excess]:
+    """Weights of a product, which only another product reads, and their gradients. What else reads
+    them, such as a loss, needs them: then there is no cause.
+    """
+    group: set[int] = set()
+    weights: list[int] = []
+    for row in range(len(live.ledger)):
+        if live.text("made_name", row) not in _SOFTMAX:
+            continue
+        scores = _scores(live, row)
+        if scores is None or not live.is_temporary(row):
+            continue
+        read = _multiplied(live, row)
+        if read is not None:
+            group |= read | scores
+            weights.append(row)
+    saved = [row for row in weights if live.for_backward(row)]
+    if not saved:
+        return
+    group |= _gradients(live, group)
+    group |= live.internals(group)
+    rows = [row for row in live.rows if row in group]
+    main = live.largest(saved)
+    at = live.place(main)
+    yield Excess(
+        Answer(
+            "attention-weights",
+            f"{human_bytes(live.bytes_of(rows))}{for_variable(live, main)} are attention weights "
+            f"from {at}, with a number for each pair of positions: the autograd graph "
+            f"keeps {human_bytes(live.bytes_of(saved))} of them for the backward pass, and only "
+            "the product with the values reads them",
+            *_remedy(live, main),
+        ),
+        main,
+        rows,
+        "without the weights, as fused attention computes it",
+        sizes=dict.fromkeys(group, 0),
+        kept_at=at if isinstance(at, Place) else None,
+        bound=Bound.OR_MORE,  # it saves a number for each position, and has a workspace
+    )
+
+
+def _remedy(live: LiveMemory, row: int) -> tuple[str, str]:
+    file, function = _MULTIHEAD
+    if function in live.functions(row, file):
+        return (
+            "pass need_weights=False to nn.MultiheadAttention, if the weights that it returns are "
+            "not used: it calls torch.nn.functional.scaled_dot_product_attention then",
+            "need_weights=False",
+        )
+    return (
+        "use torch.nn.functional.scaled_dot_product_attention, which keeps no weights (with a "
+        "mask, a bias or dropout as its arguments)",
+        "torch.nn.functional.scaled_dot_product_attention(q, k, v)",
+    )
+
+
+def _scores(live: LiveMemory, row: int) -> set[int] | None:
+    """What weights were computed from element by element, up to the product; None without one."""
+    size = live.ledger.requested[row]
+    found: set[int] = set()
+    source = live.source(row)
+    while source is not None and source not in found and live.ledger.requested[source] == size:
+        found.add(source)
+        if live.text("made_name", source) in _PRODUCTS:
+            return found if _FACTOR * live.column("inputs")[source] <= size else None
+        if live.how(source) is not Made.POINTWISE:
+            return None
+        source = live.source(source)
+    return None
+
+
+def _multiplied(live: LiveMemory, row: int) -> set[int] | None:
+    """Weights with what dropout makes of them, if a matrix product reads these and nothing else but
+    their own backward pass does; None otherwise.
+    """
+    multiplied = False
+    found = {row}
+    ready = [row]
+    while ready:
+        for product in live.products.get(ready.pop(), ()):
+            name = live.text("made_name", product)
+            if live.text("made_phase", product).startswith("backward"):
+                continue
+            if name == _DROPOUT:
+                found.add(product)
+                if live.ledger.requested[product] == live.ledger.requested[row]:
+                    ready.append(product)  # and not its mask
+            elif name in _PRODUCTS:
+                multiplied = True
+            elif name != _MEAN or live.products.get(product):
+                return None
+    return found if multiplied else None
+
+
+def _gradients(live: LiveMemory, group: set[int]) -> set[int]:
+    """The gradients of weights and scores, which the backward pass makes in their sizes."""
+    sizes = {live.ledger.requested[row] for row in group}
+    return {
+        row
+        for row, size in enumerate(live.ledger.requested)
+        if size in sizes
+        and live.text("made_phase", row).startswith("backward")
+        and live.text("made_name", row) in _OF_GRADIENTS
+    }
