@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from gpuprobe.analysis.peak.needs import Biographies
@@ -213,6 +213,43 @@ def groups_of(
         HeldGroup(tuple(members), holders.get(max(members, key=lambda b: b.bytes).row), tensors)
         for members in found.values()
     ]
+    groups = list(_joined(groups))
     for group in sorted(groups, key=lambda group: -group.bytes):
         if group.share >= LEAST:
             yield group
+
+
+def _joined(groups: Iterable[HeldGroup]) -> Iterator[HeldGroup]:
+    """The groups; what a function builds, and what it built and returned in an earlier call, are
+    one: containers of the same structure, of which the same lines made the tensors. The holder is
+    that of the newest block: there the program stores them.
+    """
+    alike: dict[tuple[object, ...], list[HeldGroup]] = {}
+    for group in groups:
+        structure = _structure(group)
+        if structure:
+            lines = frozenset(block.made_at for block in group.blocks)
+            alike.setdefault((structure, lines), []).append(group)
+        else:
+            yield group
+    for members in alike.values():
+        newest = max(members, key=lambda group: max(_age(block) for block in group.blocks))
+        blocks = tuple(block for group in members for block in group.blocks)
+        yield HeldGroup(blocks, newest.holder, newest.tensors)
+
+
+def _age(block: HeldBlock) -> tuple[bool, int]:
+    return (not block.earlier, block.row)
+
+
+def _structure(group: HeldGroup) -> tuple[str, ...]:
+    """What a variable's container consists of, down to the tensors; empty for other holders, and
+    for memory that is used again.
+    """
+    holder = group.holder
+    if holder is None or holder.root not in _NAMED or holder.kept is not Kept.TENSOR:
+        return ()
+    if holder.container is None or not all(block.need.needless for block in group.blocks):
+        return ()
+    inner = [step.label for step in holder.path[1:]]
+    return (holder.path[0].kind, *("[]" if label[1:-1].isdigit() else label for label in inner))
