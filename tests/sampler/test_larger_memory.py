@@ -338,6 +338,32 @@ def scattered_messages() -> None:  # saves the indices only
     _gathered(add)
 
 
+def _selected_from(data: torch.Tensor) -> None:
+    for _ in range(3):
+        rows = torch.randint(0, len(data), (512,), device="cuda")
+        data[rows].square().mean()
+
+
+DATA: list[torch.Tensor] = []
+
+
+def moved() -> None:
+    DATA[:] = [torch.zeros(1 << 14, 1024).cuda()]
+
+
+def data_set() -> None:
+    _selected_from(DATA[0])
+
+
+def allocated() -> None:
+    DATA[:] = [torch.zeros(1 << 14, 1024, device="cuda")]
+    DATA[0][:99] = numbers(99, 1024)
+
+
+def replay_buffer() -> None:  # the program collects into it
+    _selected_from(DATA[0])
+
+
 def looked_up() -> None:
     _looked_up(tied=False)
 
@@ -387,6 +413,10 @@ KINDS: dict[Callable[[], None], str] = {
     attention_weights_in_a_loss: "",
     messages_of_edges: "saved-unread",
     scattered_messages: "",
+    moved: "",
+    data_set: "resident-data",
+    allocated: "",
+    replay_buffer: "",
 }
 
 

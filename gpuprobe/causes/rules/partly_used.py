@@ -56,16 +56,22 @@ def _sizes(live: LiveMemory, rows: list[int]) -> dict[int, int]:
 
 def _read(live: LiveMemory) -> list[int]:
     """The bytes of each row that operators read. Of a row from which they only select by indices,
-    that is what they make: which elements, a trace does not have. A buffer that the program writes
-    into is read again and again; its column counts.
+    that is what they make: which elements, a trace does not have. A buffer that was allocated on
+    the GPU, and that the program writes into, is there to be selected from: its column counts.
     """
     read = list(live.column("read"))
-    written = {live.copied_to(row) for row in range(len(read))}
     for row, products in live.products.items():
+        if not (live.is_temporary(row) or _moved(live, row)):
+            continue
         names = {live.text("made_name", one) for one in products}
-        if names <= _SELECTING and live.text("last_name", row) in _SELECTING and row not in written:
+        if names <= _SELECTING and live.text("last_name", row) in _SELECTING:
             read[row] = min(read[row], sum(live.ledger.requested[one] for one in products))
     return read
+
+
+def _moved(live: LiveMemory, row: int) -> bool:
+    """Whether a row is a copy of a tensor of the CPU."""
+    return live.how(row) is Made.COPY and live.source(row) is None
 
 
 def _what(live: LiveMemory, rows: list[int]) -> str:
