@@ -231,7 +231,7 @@ _WORDS = {
     "joined-with-parts": ("preallocated", "bucket", "running"),
     "resident-data": ("when it is used", "when used"),
     "view-keeps-base": ("clone",),
-    "computed-in-whole": ("last position", "completion only"),
+    "computed-in-whole": ("last position", "completion only", "only the chosen"),
     "widened": ("widen",),
     "narrowed-later": ("half before", "build in half"),
     "one-hot": ("class indices",),

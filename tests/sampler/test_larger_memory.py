@@ -364,6 +364,28 @@ def replay_buffer() -> None:  # the program collects into it
     _selected_from(DATA[0])
 
 
+def released() -> None:
+    DATA.clear()
+    numbers(1 << 20).sum()
+
+
+def selected_late() -> None:
+    def work(net: nn.Module, step: int) -> torch.Tensor:
+        grid, turn = numbers(8, 1 << 16, 3), numbers(8, 3, 3, requires_grad=True)
+        rays = torch.cat([grid, torch.ones_like(grid)], -1)[..., :3].contiguous() @ turn
+        chosen = rays[:, torch.randint(0, 1 << 16, (64,), device="cuda")]
+        return net(F.pad(chosen, (0, 509))).mean()
+
+    _trained(1, work)
+
+
+def selected_and_used() -> None:  # the loss reads all points
+    grid, turn = numbers(8, 1 << 16, 8), numbers(8, 16, 1, requires_grad=True)
+    points = torch.cat([grid, numbers(8, 1 << 16, 8)], -1) * 2
+    chosen = (points @ turn)[:, torch.randint(0, 1 << 16, (64,), device="cuda")]
+    (chosen.mean() + points.sum()).backward()
+
+
 def looked_up() -> None:
     _looked_up(tied=False)
 
@@ -417,6 +439,9 @@ KINDS: dict[Callable[[], None], str] = {
     data_set: "resident-data",
     allocated: "",
     replay_buffer: "",
+    released: "",
+    selected_late: "computed-in-whole",
+    selected_and_used: "",
 }
 
 

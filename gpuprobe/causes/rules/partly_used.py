@@ -4,12 +4,13 @@ sequence for its last token, a data set on the GPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 from gpuprobe.causes.answer import Answer, EditKind
 from gpuprobe.causes.live_memory import STATE, Excess, LiveMemory
 from gpuprobe.causes.wording import of_names
 from gpuprobe.model.causes import Bound
+from gpuprobe.model.place import Place
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import Made
 
@@ -19,6 +20,9 @@ _SOON = 3
 _ROW_WISE = frozenset(("_log_softmax", "_softmax", "gather", "squeeze", "log_softmax", "softmax"))
 
 _SELECTING = frozenset(("index", "index_select"))
+_PRODUCTS = frozenset(("mm", "bmm", "addmm"))
+_SMALL = 16
+"""A matrix that many times smaller than what it is multiplied with is no second set of rows."""
 
 
 def diagnose(live: LiveMemory) -> Iterator[Excess]:
@@ -42,6 +46,7 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
     elif old:
         yield _kept_by_views(live, [*old, *new])
     yield from _rows_thrown_away(live)
+    yield from _selected_late(live, read)
 
 
 def _stays(live: LiveMemory, row: int) -> bool:
@@ -175,3 +180,77 @@ def _rows_thrown_away(live: LiveMemory) -> Iterator[Excess]:
             bound=Bound.OR_LESS,  # gradients of these rows are smaller, too
         )
         return
+
+
+def _selected_late(live: LiveMemory, read: Sequence[int]) -> Iterator[Excess]:
+    """What is computed element by element or row by row, only to select rows of the result by
+    indices.
+    """
+    requested = live.ledger.requested
+    shares: dict[int, float] = {}
+    selected = [
+        row
+        for row, products in live.products.items()
+        if live.is_temporary(row)
+        and 0 < read[row] <= _MOST * requested[row]
+        and {live.text("made_name", one) for one in products} <= _SELECTING
+    ]
+    ready = sorted(selected, reverse=True)
+    for row in selected:
+        shares[row] = read[row] / requested[row]
+    while ready:
+        row = ready.pop(0)
+        source = live.source(row)
+        if source is None or source in shares or not _row_wise(live, row, source):
+            continue
+        if live.is_temporary(source) and _only_for(live, source, shares):
+            shares[source] = shares[row]
+            ready.append(source)
+    alive = [row for row in shares if row in live.needs]
+    if not alive or len(alive) == len([row for row in alive if row in selected]):
+        return  # `_computed_in_whole` has what is only selected from
+    main = live.largest(alive)
+    names = list(dict.fromkeys(filter(None, (live.variable(live.frames(r)) for r in selected))))
+    what = f" for {', '.join(names)}" if names else ""
+    at = next((live.place(one) for one in live.products[max(selected)]), None)
+    most = max(0.01, *(shares[row] for row in alive))
+    yield Excess(
+        Answer(
+            "computed-in-whole",
+            f"{human_bytes(live.bytes_of(alive))} from {live.place(main)}{what} are rows of which "
+            f"{most:.0%} or fewer are selected by indices at {at}: the rest is computed and thrown "
+            "away",
+            "select before these operators instead of after them, so that only the chosen rows are "
+            "computed",
+        ),
+        main,
+        alive,
+        "with only the rows that are selected",
+        sizes={
+            row: int(live.size[row] * share)
+            for one, share in shares.items()
+            for row in live.alike([one])
+        },
+        kept_at=at if isinstance(at, Place) else None,
+        bound=Bound.OR_LESS,  # what is computed from them is smaller, too
+    )
+
+
+def _row_wise(live: LiveMemory, row: int, source: int) -> bool:
+    """Whether rows are computed each from a row of the source: element by element, by a copy, or by
+    a product with a small matrix.
+    """
+    requested = live.ledger.requested
+    if _MOST * requested[row] > requested[source]:
+        return False
+    small = live.column("inputs")[row] - requested[source]
+    product = live.text("made_name", row) in _PRODUCTS and _SMALL * small <= requested[source]
+    return product or live.how(row) in (Made.POINTWISE, Made.COPY)
+
+
+def _only_for(live: LiveMemory, row: int, known: Collection[int]) -> bool:
+    """Whether the forward pass makes nothing else of a row."""
+    return all(
+        one in known or live.text("made_phase", one).startswith("backward")
+        for one in live.products.get(row, ())
+    )
