@@ -380,8 +380,8 @@ def selected_late() -> None:
 
 
 def selected_and_used() -> None:  # the loss reads all points
-    grid, turn = numbers(8, 1 << 16, 8), numbers(8, 16, 1, requires_grad=True)
-    points = torch.cat([grid, numbers(8, 1 << 16, 8)], -1) * 2
+    turn = numbers(8, 16, 1, requires_grad=True)
+    points = numbers(8, 1 << 16, 16).sigmoid()
     chosen = (points @ turn)[:, torch.randint(0, 1 << 16, (64,), device="cuda")]
     (chosen.mean() + points.sum()).backward()
 
