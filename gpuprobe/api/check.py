@@ -48,11 +48,11 @@ from gpuprobe.gate.sources import (
 if TYPE_CHECKING:
     from gpuprobe.analysis.baseline.measure import ReadSources
     from gpuprobe.api.blame import BlameOptions
-    from gpuprobe.api.watch import Runnable
     from gpuprobe.hazards.findings.results import Hazards
     from gpuprobe.model.findings import Finding
     from gpuprobe.model.run.recording import Recording
     from gpuprobe.sampler.hooks.precision import PrecisionWatch
+    from gpuprobe.sampler.program import Runnable
 
 
 def check(
@@ -112,6 +112,7 @@ def measure(
     hazards: bool = False,
     module: bool = False,
     steps: int | None = None,
+    epoch: int = 0,
     root: str = "",
     compute: str = "auto",
     figures_only: bool = False,
@@ -121,10 +122,11 @@ def measure(
 
     A directory is a recording, and a memory snapshot (``.pickle``) is read, never run; everything
     else is run and recorded at level ``trace``, on a simulated GPU if ``gpu`` names one.
-    ``hazards`` also counts races and implicit synchronisations. ``steps``: stop
-    the program after this many optimizer steps. ``root``: the project's folder, which file names
-    are relative to (default: the working directory). ``compute`` is as for
-    `virtual_gpu`. ``figures_only``: without explanations of the figures and the program's files.
+    ``hazards`` also counts races and implicit synchronisations. ``steps``: stop the program after
+    this many optimizer steps. ``epoch``: end its first epoch after so many training steps, and the
+    program after the evaluation that follows. ``root``: the project's folder, which file names are
+    relative to (default: the working directory). ``compute`` is as for `virtual_gpu`.
+    ``figures_only``: without explanations of the figures and the program's files.
     ``notify`` gets a line for each assumption of a simulated GPU.
 
     Raises ProgramFailed if the program fails; KeyboardInterrupt passes through.
@@ -135,6 +137,7 @@ def measure(
         return recorded(target, root=root)
     from gpuprobe.api import watch
     from gpuprobe.model.plans.request import DEFAULT_GPU
+    from gpuprobe.planning.first_epoch import EpochLimit
     from gpuprobe.recording.files import scratch_recording
     from gpuprobe.sampler.hooks.optimizer_steps import Limited
 
@@ -159,6 +162,7 @@ def measure(
                     hazards=hazards,
                     trace_steps="all",
                     holders=False,  # a check compares figures
+                    epoch=EpochLimit(epoch) if epoch else None,
                 )
         finally:
             os.chdir(here)  # the program may have changed it

@@ -112,6 +112,10 @@ _AS_MUCH: Final = 1.1
 """How many times the replayed peak the tried one may be: otherwise the edit may have the wrong
 place."""
 _NO_EDIT: Final = Unavailable("no edit is made for this")
+_LEAST_STEPS: Final = 12
+"""Training steps that are run of a longer program: most growth shows in these."""
+_EPOCH: Final = 0.1
+"""The share of the time that its training steps take, in processor time."""
 _OF_THE_FIRST_RUN: Final = 0.5
 """The share of the time after which the first run is stopped: a second one to the same moment, for
 what holds the memory, has to fit into the rest."""
@@ -131,6 +135,10 @@ class Subject:
     def words(self) -> list[str]:
         """The program as arguments of a command."""
         return [*(["-m"] if self.module else []), self.target, *self.arguments]
+
+
+_TRIABLE: Final = (RunEnd.COMPLETE, RunEnd.EPOCH)
+"""Programs that end in time, so that they can be run again with a change."""
 
 
 class _Held(NamedTuple):
@@ -183,6 +191,8 @@ class _Explaining:
         self._notes: list[str] = []
         self._ended = RunEnd.COMPLETE
         self._detail = ""
+        self._steps = 0  # after which the epoch was ended in the first run, and is in later ones
+        self._not_run: tuple[str, ...] = ()
 
     def run(self) -> Explanation:
         recording = self._recorded()
@@ -244,10 +254,15 @@ class _Explaining:
             failed=failed,
             needs=needs,
             causes=_ranked(causes, list(self._cached(site, failed=failed))),
-            notes=(*self._notes, _NEVER_SEARCHED, *_pinned(recording)),
+            notes=(*self._not_run, *self._notes, _NEVER_SEARCHED, *_pinned(recording)),
             searched=not self._notes,
             seconds=time.monotonic() - self._began,
         )
+
+    @property
+    def _limit(self) -> str:
+        """Where the epoch of the program is ended: in later runs where it was in the first one."""
+        return str(self._steps) if self._steps else f"{_LEAST_STEPS},{_EPOCH * self._budget:g}"
 
     # -- the runs
 
@@ -276,6 +291,11 @@ class _Explaining:
             )
             return recording
         end = None if recording is None else recording.ranks[0].end
+        if end is not None and end.epoch is not None:
+            self._steps = end.epoch.steps
+            self._ended = RunEnd.EPOCH
+            self._detail = f"after {self._steps} training steps"
+            self._not_run = (end.epoch.text,)
         error = None if end is None else end.error
         if recording is not None and error is not None and error.out_of_memory:
             self._ended, self._detail = RunEnd.OUT_OF_MEMORY, error.message
@@ -317,6 +337,7 @@ class _Explaining:
         command = [
             *(sys.executable, "-m", "gpuprobe", "run", "--quiet", "--level", "trace"),
             *("--trace-steps", "all", "--gpu", subject.gpu, "--compute", subject.compute),
+            *("--first-epoch", self._limit),
             *(["--endless"] if endless else []),
             *("--output", str(output), *subject.words),
         ]
@@ -353,7 +374,7 @@ class _Explaining:
             self._notes.append(f"{_HOLDERS}: the time was over")
             return None
         self._notify("running it to the peak, to find what holds the memory")
-        if self._ended is RunEnd.COMPLETE:  # what a trial compares with: it takes as long
+        if self._ended in _TRIABLE:  # what a trial compares with: it takes as long
             self._opened_trials().begin(self._until - time.monotonic())
         folder = Path(tempfile.mkdtemp(dir=self._folder))
         request, result = folder / "request.json", folder / "holders.json"
@@ -399,7 +420,7 @@ class _Explaining:
             one = self._refined(found)
             effect = replayed(one, peak)
             edits = self._edits(one)
-            if self._ended is RunEnd.COMPLETE:
+            if self._ended in _TRIABLE:
                 tried = self._best(edits, effect)
                 if tried.certainty is not Certainty.TRIED or not _saves_little(tried, effect):
                     effect = tried
@@ -499,7 +520,7 @@ class _Explaining:
             self._trials = self._stack.enter_context(
                 RemedyTrials(
                     [subject.target, *subject.arguments],
-                    RemedyOptions(subject.gpu, subject.compute),
+                    RemedyOptions(subject.gpu, subject.compute, epoch=self._steps),
                     module=subject.module,
                     progress=self._notify,
                 )

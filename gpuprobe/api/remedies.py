@@ -38,12 +38,13 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class RemedyOptions:
     """How programs are tried: the simulated ``gpu``, ``compute`` as for `virtual_gpu`, and the
-    optimizer ``steps`` after which they are stopped, None for the whole program.
+    training steps after which their first ``epoch`` is ended (see `gpuprobe.planning.first_epoch`),
+    0 for the whole program.
     """
 
     gpu: str = "h100-80gb"
     compute: str = "auto"
-    steps: int | None = None
+    epoch: int = 0
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class PreparedRemedy:
 
 @dataclass(frozen=True)
 class TriedRemedy:
-    """A remedy with which the program ran to its end. The peaks are those of the whole program, in
+    """A remedy with which the program ran to its end. The peaks are those of the whole run, in
     bytes; those ``before`` were measured with the unchanged one. ``seconds``: of the run.
     """
 
@@ -133,11 +134,12 @@ class RemedyTrials:
         """
         options = options or RemedyOptions()
         self._gpu = options.gpu
+        self._epoch = options.epoch
         self._plan = plan(
             command,
             module=module,
             gpu=options.gpu,
-            steps=options.steps,
+            steps=None,
             hazards=False,
             compute=options.compute,
             project=ProjectSettings(),
@@ -258,7 +260,12 @@ class RemedyTrials:
         trials = self._trials.get(key)
         if trials is None:
             trials = Trials(
-                self._plan, self.root, self._gpu, confined=True, environment=made.environment
+                self._plan,
+                self.root,
+                self._gpu,
+                confined=True,
+                environment=made.environment,
+                epoch=self._epoch,
             )
             self._trials[key] = self._stack.enter_context(trials)
         left = deadline - time.monotonic()

@@ -212,6 +212,7 @@ def _figures(request: TrialRequest) -> TrialFigures:
         hazards=request.hazards,
         module=request.module,
         steps=request.steps,
+        epoch=request.epoch,
         root=request.tree,
         compute=request.compute,
         figures_only=True,

@@ -47,11 +47,14 @@ class Trials:
         *,
         confined: bool = False,
         environment: Mapping[str, str] | None = None,
+        epoch: int = 0,
     ) -> None:
         """``gpu``: the simulated GPU of the programs; ``""`` for the machine's own. ``confined``:
         the programs write in their copies only, and their output is recorded. ``environment``:
-        variables that are set for them.
+        variables that are set for them. ``epoch``: the training steps after which the first epoch
+        is ended (`gpuprobe.planning.first_epoch`), 0 for the whole program.
         """
+        self._epoch = epoch
         self._confined = confined
         self._environment = dict(environment or {})
         self._plan = plan
@@ -124,6 +127,7 @@ class Trials:
             gpu=plan.gpu,
             hazards=plan.hazards,
             steps=plan.steps,
+            epoch=self._epoch,
             compute=plan.compute,
             seconds=seconds,
             test=plan.test,

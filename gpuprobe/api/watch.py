@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuprobe.errors import (
     CostMeasured,
@@ -35,9 +35,10 @@ if TYPE_CHECKING:
     from gpuprobe.model.needs import UsesCost
     from gpuprobe.model.run.session import Step
     from gpuprobe.native.session import NativeSession
+    from gpuprobe.planning.first_epoch import EpochLimit, FirstEpoch
     from gpuprobe.recording.writer import RecordingWriter
     from gpuprobe.sampler.base import Sink
-    from gpuprobe.sampler.program import Program
+    from gpuprobe.sampler.program import Program, Runnable
     from gpuprobe.sampler.recorder import Recorder
 
 __all__ = [
@@ -158,15 +159,6 @@ class _Notifying:
     def step(self, step: Step) -> None:
         self._write(step)
         self._on_step(step)
-
-
-class Runnable(Protocol):
-    """A program that `run` can run: ``run()`` ends with the program and raises its exceptions."""
-
-    @property
-    def argv(self) -> Sequence[str]: ...
-
-    def run(self) -> None: ...
 
 
 class RunResult(NamedTuple):
@@ -290,6 +282,7 @@ def run(
     holders: bool = True,
     endless: bool = False,
     uses: bool = False,
+    epoch: EpochLimit | None = None,
 ) -> RunResult:
     """Run a program in this process and record it into ``output``.
 
@@ -298,13 +291,31 @@ def run(
     for `virtual_gpu`. ``hazards`` also detects races between streams: on that GPU, or on CUDA, or
     on a simulated H100. ``on_step``: as for `record`. Raises what `record` and `virtual_gpu`
     raise; an exception of the program is in the result. With ``measure`` and ``compute="real"``, a
-    large program makes its first step without values, so that their cost is known: CostMeasured if
-    they are affordable, and the program must run again from its start, without a recording.
-    ``holders``: at level ``trace``, record what holds tensors at the end. ``endless``: the
-    simulated GPU never runs out of memory. ``uses``: as for `record`.
+    large program makes its first step without values, so that their cost is known, and what it
+    prints meanwhile is dropped: CostMeasured if they are affordable, and the program must run again
+    from its start, without a recording. ``holders``: at level ``trace``, record what holds tensors
+    at the end. ``endless``: the simulated GPU never runs out of memory. ``uses``: as for `record`.
+    ``epoch``: end the program's first epoch there, and the program after the evaluation that
+    follows.
     """
+    first = None
+    if epoch is not None:
+        from gpuprobe.planning.first_epoch import FirstEpoch
+
+        first = FirstEpoch(loaded, epoch)
     recorded = partial(
-        _recorded, loaded, output, level, force, warn, hazards, trace_steps, on_step, holders, uses
+        _recorded,
+        loaded if first is None else first,
+        output,
+        level,
+        force,
+        warn,
+        hazards,
+        trace_steps,
+        on_step,
+        holders,
+        uses,
+        first,
     )
     if gpu is not None:
         from gpuprobe.api.simulated_gpu import require_torch
@@ -313,7 +324,15 @@ def run(
         from gpuprobe.native.session import EngineOptions
         from gpuprobe.native.session import session as session_of
 
-        with session_of(EngineOptions(gpu, compute, measure=measure, endless=endless)) as session:
+        silence = ExitStack()
+        options = EngineOptions(
+            gpu,
+            compute,
+            measure=measure,
+            on_measure=lambda: silence.enter_context(_silenced()),
+            endless=endless,
+        )
+        with silence, session_of(options) as session:
             session.assume_unknown()  # the result reports it
             result = recorded(session)
             if not isinstance(result.error, (TooLarge, CostMeasured)):
@@ -334,6 +353,33 @@ def run(
     return recorded(None)
 
 
+@contextlib.contextmanager
+def _silenced() -> Iterator[None]:
+    """Inside, what the process prints is dropped: its values are not computed, and the program runs
+    again.
+    """
+    from gpuprobe.processes import to_null
+
+    def flush() -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(AttributeError, OSError, ValueError):  # the program's own
+                stream.flush()
+
+    kept: dict[int, int] = {}
+    for number in (1, 2):
+        with contextlib.suppress(OSError):  # closed
+            kept[number] = os.dup(number)
+    flush()
+    to_null(*kept)
+    try:
+        yield
+    finally:
+        flush()
+        for number, copy in kept.items():
+            os.dup2(copy, number)
+            os.close(copy)
+
+
 def _recorded(
     loaded: Runnable,
     output: Path,
@@ -345,9 +391,12 @@ def _recorded(
     on_step: Callable[[Step], None] | None,
     holders: bool,
     uses: bool,
+    first: FirstEpoch | None,
     session: NativeSession | None,
 ) -> RunResult:
-    """Run a program in this process, on the GPUs of ``session``, and record it."""
+    """Run a program in this process, on the GPUs of ``session``, and record it. ``first``: the
+    program again, if its epoch may be ended.
+    """
     from gpuprobe.patching import when_imported
     from gpuprobe.sampler.program import exit_code, python_restored, signals_restored
 
@@ -373,6 +422,8 @@ def _recorded(
             uses=uses,
         )
         recorder.set_argv(loaded.argv)
+        if first is not None:
+            recorder.progress, first.on_stop = first.phase, recorder.stop
         if not holders:
             recorder.without_holders()
         children.follow(recorder, stack)
@@ -390,6 +441,7 @@ def _recorded(
         result = RunResult(code, error, found)
         ended = stack.pop_all()
         with _after_the_program(warn):
+            recorder.epoch = None if first is None else first.end()
             with ended:
                 if found is not None and (error is not None or code):
                     from gpuprobe.hazards.findings.results import ending
@@ -402,8 +454,9 @@ def _recorded(
                 recorder.found(finding)
             children.report(recorder, started)
             recorder.finish()
+            epoch = recorder.epoch
             result = result._replace(
-                assumed=children.assumed,
+                assumed=(*children.assumed, *([] if epoch is None else [epoch.text])),
                 spawned=_as_requested(output, tuple(children.recordings())),
                 children=len(started),
                 uses_cost=recorder.uses_cost,

@@ -88,7 +88,8 @@ class Confinement:
             return
         with suppress(TypeError, ValueError, OSError):  # a descriptor, or an invalid argument
             for path, keep in changes_of(event, arguments):
-                self.make_own(os.fsdecode(path), keep=keep)
+                if event != "os.mkdir" or not Path(path).is_dir():  # makedirs(exist_ok=True)
+                    self.make_own(os.fsdecode(path), keep=keep)
 
     def make_own(self, path: str, *, keep: bool) -> None:
         """Before ``path`` is changed: replace links to the project by copies. ``keep``: the content

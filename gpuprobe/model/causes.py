@@ -14,7 +14,7 @@ from gpuprobe.model.values import Unavailable
 class Certainty(str, Enum):
     """How the effect of a remedy is known."""
 
-    TRIED = "tried"  # the changed program ran to its end
+    TRIED = "tried"  # the changed program was run, as far as the unchanged one
     REPLAYED = "replayed"  # the trace was replayed with earlier frees
     UNTRIED = "untried"
 
@@ -72,14 +72,15 @@ class RunEnd(str, Enum):
     COMPLETE = "complete"
     OUT_OF_MEMORY = "out of memory"
     STOPPED = "stopped"  # by gpuprobe, when its time was over
+    EPOCH = "epoch"  # by gpuprobe, after some steps of its first epoch and the evaluation after
 
 
 @record(frozen=True)
 class Explanation:
     """What the memory of a program is for. ``capacity``: the GPU's, in bytes; ``detail``: the
-    message of its error, or when it was stopped; ``failed``: the memory is that at the failure, not
-    at a peak; ``notes``: what was not checked, and why; ``searched``: whether everything was that
-    can be.
+    message of its error, or when it or its epoch was ended; ``failed``: the memory is that at the
+    failure, not at a peak; ``notes``: what was not checked, and why; ``searched``: whether
+    everything was that can be.
     """
 
     program: str

@@ -441,8 +441,9 @@ class WeaklyReferable:
 @record(frozen=True, slots=True)
 class UsedLater:
     """Which blocks that were alive at the end of a trace are used in the ``steps`` after it: rows
-    of its events, and of its baseline. ``ended``: the program has ended, and without an error;
-    ``whole``: and the trace continues to its end.
+    of its events, and of its baseline. ``ended``: the program has ended, without an error and not
+    ended by gpuprobe; ``whole``: and the trace continues to its end; ``evaluated``: gpuprobe ended
+    it where its next training step would have begun, after an evaluation for example.
     """
 
     steps: int
@@ -450,6 +451,7 @@ class UsedLater:
     whole: bool
     events: tuple[int, ...]
     baseline: tuple[int, ...]
+    evaluated: bool = False
 
 
 @dataclass(slots=True)

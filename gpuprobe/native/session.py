@@ -54,7 +54,8 @@ class EngineOptions:
     all while they cost seconds, then as shapes. ``conf``: allocator settings in place of
     ``PYTORCH_CUDA_ALLOC_CONF``. ``assume``: values for lines that read a value that was not
     computed, as ``FILE:LINE=VALUE``. ``endless``: devices never run out of memory. ``measure``:
-    with ``real``, a large program makes its first step without values, to know their cost.
+    with ``real``, a large program makes its first step without values, to know their cost;
+    ``on_measure`` is called as that begins.
     """
 
     gpu: str = "h100-80gb"
@@ -63,6 +64,7 @@ class EngineOptions:
     assume: tuple[str, ...] = ()
     endless: bool = False
     measure: bool = False
+    on_measure: Callable[[], None] = lambda: None
 
 
 class SimulatedRank(Protocol):
@@ -263,7 +265,11 @@ class NativeSession:
                 budget = (
                     Budget(self.runtime)
                     if self._bounded
-                    else Requested(self.runtime, measure=self._options.measure)
+                    else Requested(
+                        self.runtime,
+                        measure=self._options.measure,
+                        on_measure=self._options.on_measure,
+                    )
                 )
         self._values = Values(compute, self._options.assume, reported=self._reported, budget=budget)
         self._reads = self._values.reads

@@ -22,9 +22,10 @@ from gpuprobe.errors import (
 )
 from gpuprobe.model.plans.estimate import Estimate
 from gpuprobe.model.plans.request import EstimateRequest
+from gpuprobe.model.run.session import EpochEnd
 from gpuprobe.native.measurement import NativeMeasurement
 from gpuprobe.planning.figures import estimate_of
-from gpuprobe.planning.first_evaluation import FirstEvaluation
+from gpuprobe.planning.first_evaluation import FirstEvaluation, described
 from gpuprobe.planning.peers import Job
 from gpuprobe.planning.processes import (
     OtherProcesses,
@@ -126,7 +127,8 @@ class EstimatedProgram(EstimatedFunction):
     def __init__(self, program: Program, request: EstimateRequest) -> None:
         super().__init__(program.run, request.steps)
         self._bounded = bool(request.why)
-        self._evaluation = FirstEvaluation()
+        self._recorder: Recorder | None = None
+        self._evaluation = FirstEvaluation(self._stops)
         self.handler = handler_of(program.argv[0])
 
     def progress(self, report: Progress | None) -> Progress | None:
@@ -143,6 +145,7 @@ class EstimatedProgram(EstimatedFunction):
         """Run the program; returns how many steps it made: of its optimizer, or backward passes if
         it has none.
         """
+        self._recorder = recorder
         with (
             restored_if_it_fails(),
             self._evaluation.watch(),
@@ -154,7 +157,7 @@ class EstimatedProgram(EstimatedFunction):
             def count() -> int:
                 return optimized() or passed()
 
-            self._run(measured, scratch.parent, count)
+            self._run(measured, recorder, scratch.parent, count)
             if not count():
                 _refuse_untrained(measured)
             processes = started_processes(scratch.parent, measured.models())
@@ -163,6 +166,10 @@ class EstimatedProgram(EstimatedFunction):
                 measured.session.assume(assumption_text(processes.used))
             measured.include(processes.assumed, processes.unknown_reads)
         return count()
+
+    def _stops(self) -> None:
+        if self._recorder is not None:
+            self._recorder.stop()
 
     def _end(self, measured: NativeMeasurement) -> BaseException | None:
         """The program has made its steps: what ends it; None if an evaluation may follow."""
@@ -176,7 +183,13 @@ class EstimatedProgram(EstimatedFunction):
         self._collect()
         return Enough()
 
-    def _run(self, measured: NativeMeasurement, folder: Path, count: Callable[[], int]) -> None:
+    def _run(
+        self,
+        measured: NativeMeasurement,
+        recorder: Recorder,
+        folder: Path,
+        count: Callable[[], int],
+    ) -> None:
         """Run the program to its end. ``folder``: for what the processes that it starts leave;
         ``count`` returns the optimizer steps so far.
         """
@@ -185,16 +198,15 @@ class EstimatedProgram(EstimatedFunction):
             started = following(ProcessRecorder(folder, self._steps))
             with interrupt_stalls(folder), started, signals_restored():
                 self._step()
-        except (Exception, Enough, SystemExit, UnknownValue) as error:
-            if not evaluation.began:
+        except (Exception, Enough, SystemExit, UnknownValue) as error:  # noqa: BLE001 - in the result
+            if not evaluation.ended_by(error):
                 self._ended(measured, error, count())
-            elif isinstance(error, GpuprobeError) and not isinstance(error, ValueNeeded):
-                raise
-            else:
-                evaluation.ended = evaluation.ended or _end_of_evaluation(error)
         if evaluation.began:
             self._collect()
-            measured.session.assume(evaluation.assumption(self._steps))
+            measured.session.assume(evaluation.assumption(self._steps, "--steps"))
+            recorder.epoch = EpochEnd(
+                self._steps, evaluation.assumption(self._steps), evaluation.complete
+            )
 
     def _ended(self, measured: NativeMeasurement, error: BaseException, steps: int) -> None:
         """The program ended by an exception in its training, after ``steps``."""
@@ -235,7 +247,7 @@ class EstimatedProgram(EstimatedFunction):
                 f"does not fit on any GPU: at {place_in(error)} the program asks for "
                 f"{size} at once, more than this machine has addresses for"
             )
-        return _failed(measured, f"the program failed at {place_in(error)}: {_described(error)}")
+        return _failed(measured, f"the program failed at {place_in(error)}: {described(error)}")
 
     def _without_host_memory(self, error: Exception) -> TooLarge | ProgramFailed:
         if self._bounded:
@@ -305,7 +317,6 @@ def measure(
             steps=steps,
             collected=run.collected,
             handler=run.handler,
-            cut=run.trained is not None,
         )
     _, largest = measured.unknown_read()  # of an evaluation too, whose decisions need no memory
     return Attempt(found, trained.decided or largest, measured.session.too_large())
@@ -342,26 +353,6 @@ def _unused(run: EstimatedFunction, gpus: int) -> UsageError:
         hint="estimate what one of them runs, as a script; of a job with --ranks N"
         + ("; or more --steps than they make" if run.waits else ""),
     )
-
-
-def _end_of_evaluation(error: BaseException) -> str:
-    """Why the program ended after its training, as a sentence about it."""
-    if isinstance(error, Stalled):
-        return "it waited for a process that had been stopped"
-    if isinstance(error, SystemExit):
-        return "" if error.code in (None, 0) else f"it ended with exit code {error.code}"
-    if isinstance(error, (ValueNeeded, UnknownValue)):
-        return "it needed a value that was not computed"
-    if isinstance(error, StopIteration):
-        return f"it took another batch of the epoch at {place_in(error)}"
-    assert isinstance(error, Exception)  # an Enough has its reason
-    return f"it failed at {place_in(error)} ({_described(error)})"
-
-
-def _described(error: Exception) -> str:
-    """Its type and the first line of its message."""
-    message, _, _ = str(error).strip().partition("\n")
-    return f"{type(error).__name__}: {message}"
 
 
 def _failed(measured: NativeMeasurement, text: str) -> ProgramFailed:

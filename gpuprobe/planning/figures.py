@@ -13,7 +13,7 @@ from gpuprobe.allocator.whatif import WhatIfOutcome, peaks_by_address_order, wha
 from gpuprobe.analysis.communication import transfers
 from gpuprobe.analysis.evaluation import WITH_GRADIENTS
 from gpuprobe.analysis.peak.peaks import device_categories
-from gpuprobe.causes.recorded import CYCLE, EVALUATION, UNNEEDED
+from gpuprobe.causes.recorded import CYCLE, EVALUATION
 from gpuprobe.model.io.files import gc_paused
 from gpuprobe.model.plans.estimate import (
     FITS,
@@ -168,14 +168,12 @@ def estimate_of(
     steps: int,
     collected: Mapping[int, int] = {},
     handler: str = "",
-    cut: bool = False,
 ) -> Estimate:
     """The estimate of a run, from the device with the least room and the ``recording`` of the run's
     rank. ``others``: the memory of processes that the program started, by the GPU's number in the
     machine; ``steps``: the optimizer steps that it made. ``collected``: what Python's collector
     freed of each GPU when the program was stopped, in bytes. ``handler``: where the program handles
-    an out-of-memory error, which never comes here. ``cut``: the epoch was ended early, and more
-    than its steps was run.
+    an out-of-memory error, which never comes here.
     """
     fits = {
         device.index: device_fit(run, device, others.get(device.number, NO_PROCESSES))
@@ -190,7 +188,7 @@ def estimate_of(
     network = links.network if links is not None else 0.0
     time = step_time_of(recording.ranks[0], model.name, per_node=per_node, network=network)
     rows = device_rows(run, fits, recording)
-    growing, causes = _growth(report, name, collected.get(device.index, 0), cut=cut)
+    growing, causes = _growth(report, name, collected.get(device.index, 0))
     outside_high = model.context_high + fit.nccl_high + fit.others.high
     room = model.total_memory - fit.allocated_high - outside_high
     _assume(run, fit, growing if fit.verdict != NOT else 0, room)
@@ -275,13 +273,11 @@ def _assume(run: EngineRun, fit: DeviceFit, growing: int, room: int) -> None:
         run.assume(f"--assume {text} was not used: that line needs no value")
 
 
-def _growth(
-    report: Report, device: str, waits: int, *, cut: bool
-) -> tuple[int, tuple[EstimateCause, ...]]:
+def _growth(report: Report, device: str, waits: int) -> tuple[int, tuple[EstimateCause, ...]]:
     """The growth of the last step in bytes, and the causes of the report. What Python's collector
     frees (``waits``, bytes) does not grow without end.
     """
-    growing, causes = _growing(report, device), _causes(report, cut=cut)
+    growing, causes = _growing(report, device), _causes(report)
     if not growing or waits < growing:
         return growing, causes
     if all(one.rule != CYCLE for one in causes):
@@ -464,14 +460,9 @@ def _phases(report: Report, device: str) -> tuple[PhasePeak, ...]:
     return tuple(PhasePeak(phase, Bytes(peak)) for phase, peak in ordered)
 
 
-def _causes(report: Report, *, cut: bool) -> tuple[EstimateCause, ...]:
-    """The causes of the report; and an evaluation with gradients, which may not be at the peak. Of
-    an epoch that was ended early (``cut``), without what the next one may use: memory of which
-    nothing is known but that no use followed.
-    """
+def _causes(report: Report) -> tuple[EstimateCause, ...]:
+    """The causes of the report; and an evaluation with gradients, which may not be at the peak."""
     known = () if isinstance(report.causes, Unavailable) else report.causes
-    if cut:
-        known = tuple(one for one in known if one.rule != UNNEEDED or one.holder is not None)
     found = [
         EstimateCause(one.rule, one.sentence, one.remedy, one.code, effect_text(one.effect))
         for one in known

@@ -27,9 +27,12 @@ from typing import Any, Final
 import torch
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from gpuprobe.errors import GpuprobeError, UnknownValue, ValueNeeded
 from gpuprobe.file_changes import changes_of, wrap_torch_writer
 from gpuprobe.patching import Patches
+from gpuprobe.planning.processes import Stalled
 from gpuprobe.sampler.hooks.optimizer_steps import Enough
+from gpuprobe.torch_support.callers import place_in
 from gpuprobe.user_frames import Owner, name_of, owner_of
 
 _AHEAD: Final = 2
@@ -51,9 +54,13 @@ _HERE: Final = (__name__, changes_of.__module__)
 
 
 class FirstEvaluation:
-    """Ends the epoch of the program in this process, and the program after what follows."""
+    """Ends the epoch of the program in this process, and the program after what follows.
+    ``on_stop`` is called before the program is stopped, while its functions still have what they
+    have.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, on_stop: Callable[[], None]) -> None:
+        self._on_stop = on_stop
         self._patches = Patches()
         self._over = False  # the program has ended
         self._process = os.getpid()
@@ -123,10 +130,27 @@ class FirstEvaluation:
         if self._calls > _MOST_BATCHES:
             self._stop(f"{_MOST_BATCHES} calls of models were made")
 
-    def assumption(self, steps: int) -> str:
-        """What was run after the ``steps`` of training, for the assumptions of the estimate."""
+    def ended_by(self, error: BaseException) -> bool:
+        """Whether an exception that ended the program only ended what followed the epoch. Those of
+        gpuprobe and interrupts do not.
+        """
+        if not self.began or not isinstance(error, (Exception, Enough, SystemExit, UnknownValue)):
+            return False
+        if isinstance(error, GpuprobeError) and not isinstance(error, ValueNeeded):
+            return False
+        self.ended = self.ended or _end_of_evaluation(error)
+        return True
+
+    @property
+    def complete(self) -> bool:
+        """Whether all was run that comes before the next training step."""
+        return self.began and self.ended in ("", _TRAINS)
+
+    def assumption(self, steps: int, option: str = "") -> str:
+        """What was run after the ``steps`` of training. ``option``: the one that sets them."""
         what = "an evaluation that follows" if self._evaluated else "what follows"
-        text = f"the epoch was ended after step {steps} (--steps), and {what} it was run"
+        by = f" ({option})" if option else ""
+        text = f"the epoch was ended after step {steps}{by}, and {what} it was run"
         if self._cut:
             grows = "where memory grew with each" if self._grows else "where memory did not grow"
             text += f", with {self._cut} batches of its DataLoader, {grows}"
@@ -195,8 +219,30 @@ class FirstEvaluation:
         return False
 
     def _stop(self, why: str) -> None:
-        self.ended = self.ended or why
+        if not self.ended:
+            self.ended = why
+            self._on_stop()
         raise Enough
+
+
+def _end_of_evaluation(error: BaseException) -> str:
+    """Why the program ended after its training, as a sentence about it."""
+    if isinstance(error, Stalled):
+        return "it waited for a process that had been stopped"
+    if isinstance(error, SystemExit):
+        return "" if error.code in (None, 0) else f"it ended with exit code {error.code}"
+    if isinstance(error, (ValueNeeded, UnknownValue)):
+        return "it needed a value that was not computed"
+    if isinstance(error, StopIteration):
+        return f"it took another batch of the epoch at {place_in(error)}"
+    assert isinstance(error, Exception)  # an Enough has its reason
+    return f"it failed at {place_in(error)} ({described(error)})"
+
+
+def described(error: Exception) -> str:
+    """Its type and the first line of its message."""
+    message, _, _ = str(error).strip().partition("\n")
+    return f"{type(error).__name__}: {message}"
 
 
 def _watch_files(evaluation: FirstEvaluation) -> None:

@@ -510,11 +510,13 @@ class RankTraces:
         steps = self._steps
         at = bisect_right(steps, step, key=lambda one: one.index)
         known = self._later_uses.get(name, ())
-        ended = self._end is not None and self._end.error is None
+        end = self._end
+        ended = end is not None and end.error is None and end.epoch is None
         return UsedLater(
             len(steps) - at,
             ended,
             ended and at == len(steps) > 0 and steps[at - 1].ended_by == "end",
             tuple(row for uses in known for row in uses.events),
             tuple(row for uses in known for row in uses.baseline),
+            end is not None and end.epoch is not None and end.epoch.evaluated,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePath
 
 from gpuprobe.analysis.communication import communication_of
@@ -72,7 +72,7 @@ from gpuprobe.model.report import (
 )
 from gpuprobe.model.run.columns import DURATION, FULL, INDEX, PINNED
 from gpuprobe.model.run.recording import ChildProcess, ChildRow, RankRecording, Recording, StepRows
-from gpuprobe.model.run.session import BlindSpot, Step
+from gpuprobe.model.run.session import BlindSpot, SessionEnd, Step
 from gpuprobe.model.values import Peak, ReadStatus, Unavailable
 from gpuprobe.step_time.recorded import job_time_of
 
@@ -396,6 +396,15 @@ def _advice(
     return tuple(advise(AdviceFacts(site, shown, when, trains)))
 
 
+def _of_end(end: SessionEnd) -> Iterator[BlindSpot]:
+    """What a recording does not contain by its last record."""
+    if end.epoch is not None:
+        yield BlindSpot("what follows the first epoch", end.epoch.text)
+    for fault in end.gpuprobe_faults:
+        consequence = "nothing was recorded after that"
+        yield BlindSpot(f"an internal error of gpuprobe: {fault}", consequence)
+
+
 def blind_spots(
     recording: Recording,
     site: PeakSite | None,
@@ -415,13 +424,11 @@ def blind_spots(
         for rank in recording.ranks:
             add(absent, rank)
     for rank, status in zip(recording.ranks, statuses, strict=True):
-        for spot in rank.blind_spots:
+        of_end = () if rank.end is None else _of_end(rank.end)
+        for spot in (*rank.blind_spots, *of_end):
             add(spot, rank)
         if rank.end is None and recording.kind == "recording":
             add(_NO_END.get(status, _UNKNOWN_END), rank)
-        for fault in rank.end.gpuprobe_faults if rank.end else ():
-            consequence = "nothing was recorded after that"
-            add(BlindSpot(f"an internal error of gpuprobe: {fault}", consequence), rank)
     if site is not None and isinstance(mark, Unavailable) and mark.status is ReadStatus.ERROR:
         spot = BlindSpot(
             f"the trace of the peak: {mark.reason}",

@@ -108,10 +108,7 @@ class RecordingWriter:
             _refuse_live(path, doomed)
             for old in doomed:
                 _delete(old)
-            path.mkdir(exist_ok=True)
-            descriptor = KeptDescriptor(
-                os_open(path / stream_name(rank), _STREAM | os.O_CREAT | os.O_EXCL, 0o666)
-            )
+            descriptor = _new_stream(path, rank, world_size)
         except FileExistsError as error:  # another process was faster
             raise _exists(path) from error
         except OSError as error:
@@ -284,6 +281,22 @@ def _line(kind: str, record: object) -> bytes:
     plain = {"type": kind}
     plain.update(to_plain(record))
     return _encode_json(plain).encode() + b"\n"
+
+
+def _new_stream(path: Path, rank: int, world_size: int) -> KeptDescriptor:
+    """The stream of a rank, and its directory, which another rank that cannot write may have
+    removed meanwhile, each once. Raises OSError.
+    """
+    stream = path / stream_name(rank)
+    others = world_size - 1
+    while True:
+        path.mkdir(exist_ok=True)
+        try:
+            return KeptDescriptor(os_open(stream, _STREAM | os.O_CREAT | os.O_EXCL, 0o666))
+        except FileNotFoundError:
+            if not others:
+                raise
+            others -= 1
 
 
 def _exists(path: Path) -> UsageError:

@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, Protocol
 
 from gpuprobe.bytecode import write_whole
 from gpuprobe.errors import GpuprobeError, ProgramFailed, UsageError
@@ -35,6 +35,15 @@ _FROM_USER: Final = {
     if hasattr(signal, name)
 }
 """Signals that end a process at somebody's request, and one that by default does nothing."""
+
+
+class Runnable(Protocol):
+    """A program: ``run()`` ends with it and raises its exceptions."""
+
+    @property
+    def argv(self) -> Sequence[str]: ...
+
+    def run(self) -> None: ...
 
 
 class Program:

@@ -23,7 +23,7 @@ from gpuprobe.clocks import perf_counter_ns
 from gpuprobe.errors import UsageError
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.run.holders import Holder
-from gpuprobe.model.run.session import MOST_INCOMPLETE, BlindSpot, SessionEnd
+from gpuprobe.model.run.session import MOST_INCOMPLETE, BlindSpot, EpochEnd, SessionEnd
 from gpuprobe.recursion import with_room
 from gpuprobe.sampler import environment
 from gpuprobe.sampler.base import Mark, Sink
@@ -160,6 +160,8 @@ class Recorder:
         a model is called. Set before the recording begins."""
         self.incomplete_processes: Sequence[int] = ()
         """What the end of the recording has of that name. Set before `finish`."""
+        self.epoch: EpochEnd | None = None
+        """Likewise."""
         self._held: tuple[Holder, ...] = ()
         self._last: list[PhaseSpan] = []
         self._last_traces: tuple[str, ...] = ()
@@ -346,6 +348,7 @@ class Recorder:
                     holders=held,
                     pinned=() if self._traces.uses is None else self._traces.uses.pinned.lines,
                     incomplete_processes=tuple(self.incomplete_processes[:MOST_INCOMPLETE]),
+                    epoch=self.epoch,
                 )
             )
         with self._failures:

@@ -127,7 +127,7 @@ def test_other_endings(
 
 
 def test_what_follows_the_script_is_the_scripts(capfd: pytest.CaptureFixture[str]) -> None:
-    for command in (["run"], ["explain"], ["run", "--level", "trace"], ["estimate", "--"]):
+    for command in (["run"], ["run", "--level", "trace"], ["estimate", "--"], ["explain", "--"]):
         assert main([*command, "missing.py", "--json"]) == exit_codes.USAGE
         assert capfd.readouterr().out == "", command
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +18,7 @@ from gpuprobe.errors import InternalError, UsageError
 from gpuprobe.model.run.recording import SCHEMA, SCHEMA_VERSION
 from gpuprobe.model.run.session import BlindSpot, Environment, Session, SessionEnd, Step
 from gpuprobe.model.trace import MemoryTrace
+from gpuprobe.recording import writer
 from gpuprobe.recording.reader import read_recording
 from gpuprobe.recording.writer import RecordingWriter, remove_recording
 
@@ -79,6 +83,26 @@ def test_a_file_is_never_replaced(tmp_path: Path, force: bool) -> None:
     with pytest.raises(UsageError, match="not a directory"):
         RecordingWriter.create(path, force=force)
     assert path.read_text() == "notes"
+
+
+def test_a_rank_that_cannot_write_does_not_take_the_others_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.gpuprobe"
+    removals: list[Callable[[], None]] = [path.rmdir]
+
+    def opened(*arguments: Any) -> int:
+        for remove in removals:
+            remove()
+        removals.clear()
+        return os.open(*arguments)
+
+    monkeypatch.setattr(writer, "os_open", opened)
+    RecordingWriter.create(path, rank=1, world_size=2).close()
+    assert [file.name for file in path.iterdir()] == ["rank-00001.jsonl"]
+    removals.append(lambda: shutil.rmtree(path))
+    with pytest.raises(UsageError, match="No such file"):
+        RecordingWriter.create(path, force=True)
 
 
 @pytest.mark.parametrize("force", [False, True])

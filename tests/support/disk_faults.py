@@ -15,6 +15,7 @@ import errno
 import gc
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -38,6 +39,7 @@ ERRORS = {
 lost by it."""
 
 FOR_EVER = 1 << 30
+_PID = re.compile(r"child-\d+-\d+")
 
 _TRAINS = """
 import os, sys, torch
@@ -289,7 +291,8 @@ def _read(path: Path, baseline: Path, found: Outcome) -> None:
     from gpuprobe.errors import GpuprobeError
 
     if path.is_dir():
-        found.left = sorted(str(one.relative_to(path)) for one in path.rglob("*"))
+        names = (str(one.relative_to(path)) for one in path.rglob("*"))
+        found.left = sorted(_PID.sub("child", name) for name in names)
     try:
         recording = load(path)
         found.steps = [[step.index for step in rank.steps] for rank in recording.ranks]

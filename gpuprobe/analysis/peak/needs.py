@@ -52,6 +52,7 @@ class Biographies:
             self._failures = [at for at, action in enumerate(actions) if action == _OOM]
         self._ended = bool(later and later.ended)
         self._whole = bool(later and later.whole)
+        self._evaluated = bool(later and later.evaluated)
         self._state: set[int] = set()
         """Rows of a model and of its optimizer's state, if the trace covers a whole program."""
         if self._whole:
@@ -95,10 +96,13 @@ class Biographies:
     def is_open(self, row: int) -> bool:
         """Whether nothing is known of a row after the trace, at whose end it is alive: no step
         follows. It is known if the program ended with the trace (though a model and the state of
-        its optimizer would be used by a next step), or did not use the row in a whole step.
+        its optimizer would be used by a next step), or did not use the row in a whole step. What an
+        evaluation made is not for the training step that would have followed.
         """
         if self._steps_after or not (self.made[row] or self.last[row]):
             return False
+        if self._evaluated:
+            return row >= self.ledger.made
         if self._whole:
             return row in self._state
         return not self._ended or row < self.ledger.made or self.used_here(row)

@@ -1,7 +1,9 @@
 """Explain the memory of a program: what it is for, what holds what is not needed, and the fix.
 
-The program runs on a simulated GPU, from its start to its end, several times: it must be one that
-may do so, such as a script with few steps. Everything after the script is the script's own.
+The program runs on a simulated GPU several times, from its start to its end. If its training takes
+long, its first epoch is ended after some steps, and the program after the evaluation that follows.
+Options of gpuprobe go before or after the script, except those that the script has, too: after it,
+they are the script's.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from gpuprobe.cli.options import (
     program_of,
     seconds,
 )
+
+OPTIONS_AFTER_SCRIPT = True
 
 EXAMPLES = {
     "gpuprobe explain train.py --steps 5": "why is its memory full?",

@@ -25,6 +25,7 @@ from gpuprobe.cli.options import (
     add_program,
     output_to_stderr,
     program_of,
+    seconds,
 )
 from gpuprobe.cli.output import flush_stdout
 from gpuprobe.cli.status_line import StatusLine
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from gpuprobe.hazards.findings.code import Patch
     from gpuprobe.hazards.findings.results import Hazards
     from gpuprobe.model.needs import UsesCost
+    from gpuprobe.planning.first_epoch import EpochLimit
 
 _FILES = ("hazards_json", "hazards_sarif", "hazards_junit", "hazards_patch")
 
@@ -87,6 +89,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="with --gpu: the simulated GPU never runs out of memory, to see how much the program "
         "would take",
+    )
+    parser.add_argument(
+        "--first-epoch",
+        type=_epoch_limit,
+        metavar="STEPS[,SECONDS]",
+        help="end the first epoch after so many training steps, which have taken so many seconds "
+        "of processor time, and the program after the evaluation that follows",
     )
     parser.add_argument(
         "--hazards",
@@ -171,6 +180,7 @@ def _run_program(args: argparse.Namespace, target: Target) -> int:
                 measure=os.environ.pop(_MEASURED, None) is None,
                 endless=args.endless,
                 uses=args.uses,
+                epoch=args.first_epoch,
             )
     except CostMeasured as cost:
         _start_again(str(cost), folder)
@@ -274,8 +284,10 @@ def _run_command(args: argparse.Namespace, words: list[str]) -> int:
     from gpuprobe.api.commands import failed_ranks, run_command
     from gpuprobe.planning.commands import name_of
 
-    if args.endless:
-        raise UsageError(f"--endless needs a script or a module, and {words[0]} is a command")
+    for name in ("endless", "first_epoch"):
+        if getattr(args, name):
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{option} needs a script or a module, and {words[0]} is a command")
     if args.hazards or any(getattr(args, name) for name in (*_FILES, "hazards_annotations")):
         raise UsageError(
             f"--hazards needs a script or a module, and {words[0]} is a command",
@@ -333,6 +345,16 @@ def _show_command(args: argparse.Namespace, result: CommandResult, output: Path)
         stderr.note(f"recording of another job: {shown}   (gpuprobe report {shown})")
     if args.compute == "shapes":
         _show_assumed(result.assumed)
+
+
+def _epoch_limit(text: str) -> EpochLimit:
+    """``"8"`` or ``"8,12.5"``. Raises ArgumentTypeError."""
+    from gpuprobe.planning.first_epoch import EpochLimit
+
+    steps, _, taken = text.partition(",")
+    if not steps.isdecimal() or not int(steps):
+        raise argparse.ArgumentTypeError(f"expected a number of steps from 1, found {text!r}")
+    return EpochLimit(int(steps), seconds(taken or "0"))
 
 
 def _parser() -> argparse.ArgumentParser:

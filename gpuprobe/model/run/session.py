@@ -342,6 +342,19 @@ class PinnedLine:
     tensors: Count
 
 
+@record(frozen=True, slots=True)
+class EpochEnd:
+    """Where gpuprobe ended the training of a program that would have gone on for longer: after so
+    many ``steps``, which are calls of optimizers' ``step``, or backward passes of a program without
+    one. ``text``: what was run then, and what was not, as a sentence. ``evaluated``: whether all
+    was that comes before the next training step, such as an evaluation.
+    """
+
+    steps: Count
+    text: str
+    evaluated: bool
+
+
 MOST_INCOMPLETE: Final = 1_000
 """Processes that `SessionEnd.incomplete_processes` has at most."""
 
@@ -365,3 +378,4 @@ class SessionEnd:
     pinned: tuple[PinnedLine, ...] = ()  # at level trace, on simulated GPUs
     # Processes that the program started and whose recordings have gaps, or could not be created.
     incomplete_processes: Annotated[tuple[ProcessId, ...], AtMost(MOST_INCOMPLETE)] = ()
+    epoch: EpochEnd | None = None

@@ -283,17 +283,25 @@ class Requested(Budget):
     (or what it does in `MEASURING` seconds), so that its cost is known. Beyond the bounds that
     raises `TooLarge`, else `CostMeasured`: it must then start again. Until then a value that it
     reads is what the memory holds, mostly zero: no measurement that ends at the first line of a log
-    would know what an optimizer takes.
+    would know what an optimizer takes. ``on_measure`` is called as it begins.
     """
 
-    def __init__(self, runtime: Runtime, *, measure: bool = False) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        *,
+        measure: bool = False,
+        on_measure: Callable[[], None] = lambda: None,
+    ) -> None:
         super().__init__(runtime, available_memory(), HOUR * PER_SECOND)
         self._measure = measure
+        self._on_measure = on_measure
 
     def allows(self, call: Any, result: object) -> bool:
         memory = self._needed(call)
         if self._measure and not self.measuring and memory > LARGE:
             self.measuring = process_time()
+            self._on_measure()
             register_optimizer_step_post_hook(lambda *_: self._conclude("first step"))
         self.cost.add(call.plan.func, call.args, call.kwargs, result)
         if not self.measuring:

@@ -10,7 +10,7 @@ from gpuprobe.reporters.json.report import cause_shapes, need_shapes
 
 DOCUMENT: Final = Document(
     "gpuprobe.explain",
-    (1, 3),
+    (1, 4),
     Explanation,
     "What the memory at the peak of a program is needed for, what holds the rest, and what changes "
     "without it. Sizes are bytes.",

@@ -44,7 +44,7 @@ def effect_text(effect: Effect) -> str:
         f"instead of {human_bytes(effect.before)}{reserved}"
     )
     how = {
-        Certainty.TRIED: "tried: the changed program ran to its end",
+        Certainty.TRIED: "tried: the changed program was run",
         Certainty.REPLAYED: f"not tried; the trace was replayed {effect.assumed}",
         Certainty.UNTRIED: "not tried",
     }[effect.certainty]

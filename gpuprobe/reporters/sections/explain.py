@@ -36,6 +36,8 @@ def _verdict(found: Explanation) -> str:
     fits = "fits" if found.allocated <= found.capacity else "does not fit"
     if found.ended is RunEnd.STOPPED:
         fits += f", until it was stopped {found.detail}"
+    if found.ended is RunEnd.EPOCH:
+        fits += f"; its epoch was ended {found.detail}"
     if found.ended is RunEnd.OUT_OF_MEMORY:
         fits = "it ran out of memory; without a limit it takes this much"
     when = "at the peak"
