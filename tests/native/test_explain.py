@@ -297,6 +297,8 @@ def test_a_program_that_needs_its_memory_has_no_cause(tmp_path: Path) -> None:
     options = ("--gpu", "t4", "--compute", "shapes")
     shown = gpuprobe("explain", *options, "train.py", cwd=tmp_path)
     assert "All of it is needed" in shown.stdout
+    # Which lines have it, and what uses it.
+    assert "needed later by the backward pass of" in shown.stdout.replace("\n", " ")
 
 
 def test_memory_in_the_cache_of_old_streams(tmp_path: Path) -> None:

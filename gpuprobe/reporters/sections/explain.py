@@ -21,9 +21,9 @@ def explain_sections(found: Explanation, *, full: bool = False) -> list[Section]
     if len(found.causes) > len(causes):
         parts.append(Line(f"… {len(found.causes) - len(causes)} more: -v shows them"))
     sections = [Section(parts=(Line(_verdict(found), indent=0), *parts), name="verdict")]
-    sections.append(
-        Section("What it is needed for", tuple(needs_parts(found.needs, full=full)), "needs")
-    )
+    # Without a cause, what is known is which lines have the memory, and what uses it.
+    needs = needs_parts(found.needs, full=full, needed=not found.causes)
+    sections.append(Section("What it is needed for", tuple(needs), "needs"))
     if found.notes:
         sections.append(Section("Not looked at", bulleted(found.notes), "notes"))
     return sections

@@ -103,12 +103,14 @@ def _lifespans(table: LifespanTable) -> Table:
     return Table("memory by its life", columns, tuple(map(row, table.rows)), (total,), header=False)
 
 
-def needs_parts(table: NeedTable, *, full: bool = False) -> list[Part]:
-    """The table of needs, and the lines of what is not needed."""
+def needs_parts(table: NeedTable, *, full: bool = False, needed: bool = False) -> list[Part]:
+    """The table of needs, and the lines of what is not needed; with ``needed``, also those with the
+    most of what is.
+    """
     rows = tuple(_row(row, table) for row in table.rows)
     total = Row((size(table.total), "", "", "", "total"))
     shown = Table("memory by need", _COLUMNS, rows, (total,), header=False)
-    return [shown, *_needless(table, full=full)]
+    return [shown, *_lines(table, full=full, needed=needed)]
 
 
 def _row(row: NeedRow, table: NeedTable) -> Row:
@@ -122,13 +124,13 @@ def _row(row: NeedRow, table: NeedTable) -> Row:
     ))  # fmt: skip
 
 
-def _needless(table: NeedTable, *, full: bool) -> Iterator[Line]:
-    """The lines of the memory that is not needed; ``full``: of all memory. And what would be left
-    without it.
+def _lines(table: NeedTable, *, full: bool, needed: bool) -> Iterator[Line]:
+    """The lines of the memory that is not needed, with ``needed`` also the first ones of other
+    memory; ``full``: of all memory. And what would be left without it.
     """
     for row in table.rows:
         need = Need(row.need)
-        if not full and not need.needless:
+        if not (full or needed or need.needless):
             continue
         few = row.lines if full else row.lines[:_FEW]
         for line in few:
