@@ -369,6 +369,14 @@ def released() -> None:
     numbers(1 << 20).sum()
 
 
+def messages_without_a_backward_pass() -> None:  # a variable keeps the last ones
+    nodes, ends = numbers(1024, 512), torch.randint(0, 1024, (2, 16384), device="cuda")
+    for _ in range(3):
+        messages = nodes[ends[0]].sigmoid()
+        nodes = torch.zeros_like(nodes).index_add_(0, ends[1], messages)
+    nodes.sum()
+
+
 def selected_late() -> None:
     def work(net: nn.Module, step: int) -> torch.Tensor:
         grid, turn = numbers(8, 1 << 16, 3), numbers(8, 3, 3, requires_grad=True)
@@ -435,6 +443,7 @@ KINDS: dict[Callable[[], None], str] = {
     attention_weights_in_a_loss: "",
     messages_of_edges: "saved-unread",
     scattered_messages: "",
+    messages_without_a_backward_pass: "",
     moved: "",
     data_set: "resident-data",
     allocated: "",
