@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeAlias
@@ -103,6 +103,17 @@ class LiveMemory:
     def source(self, row: int) -> int | None:
         """The row that another was mostly computed from."""
         return self.lives.row_of(self.column("source")[row])
+
+    def sources(self, row: int) -> Iterator[int]:
+        """The row that another was mostly computed from, the one that this was, and so on, each
+        once: of tensors that are changed in place, one may come from the other and back.
+        """
+        passed = {row}
+        source = self.source(row)
+        while source is not None and source not in passed:
+            yield source
+            passed.add(source)
+            source = self.source(source)
 
     def copied_to(self, row: int) -> int | None:
         """The row that a row's values were copied to."""

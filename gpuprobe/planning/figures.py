@@ -12,7 +12,8 @@ from gpuprobe.allocator.replay import replay_trace
 from gpuprobe.allocator.whatif import WhatIfOutcome, peaks_by_address_order, what_if
 from gpuprobe.analysis.communication import transfers
 from gpuprobe.analysis.evaluation import WITH_GRADIENTS
-from gpuprobe.analysis.peak.peaks import device_categories
+from gpuprobe.analysis.peak.peaks import device_categories, device_peaks
+from gpuprobe.analysis.trace.parts import traced
 from gpuprobe.causes.recorded import CYCLE, EVALUATION
 from gpuprobe.model.io.files import gc_paused
 from gpuprobe.model.plans.estimate import (
@@ -216,7 +217,7 @@ def estimate_of(
         verdict_why=verdict_why,
         growth=Bytes(growing),
         growth_advice=_growth_advice(report, name) if growing else (),
-        phases=_phases(report, name),
+        phases=_phases(recording, name),
         causes=causes[:_MOST_CAUSES],
         by_device=rows,
         attributed=Bytes(_traced(report)),
@@ -447,17 +448,14 @@ def _growth_advice(report: Report, device: str) -> tuple[str, ...]:
     return tuple(rises)
 
 
-def _phases(report: Report, device: str) -> tuple[PhasePeak, ...]:
-    """The peak of each phase of depth one."""
-    found: dict[str, int] = {}
-    for row in report.steps.rows:
-        for phase in row.step.phases:
-            for window in phase.windows:
-                peak = window.peak_allocated
-                if window.device == device and isinstance(peak, Peak) and "/" not in phase.path:
-                    found[phase.path] = max(found.get(phase.path, 0), peak.at_least)
-    ordered = sorted(found.items(), key=lambda item: (-item[1], item[0]))
-    return tuple(PhasePeak(phase, Bytes(peak)) for phase, peak in ordered)
+def _phases(recording: Recording, device: str) -> tuple[PhasePeak, ...]:
+    """The peak of each phase, from the traces: the counters have a lower bound if an earlier phase
+    needed more.
+    """
+    site = next((one for one in device_peaks(recording) if one.device == device), None)
+    points = {} if site is None else traced(site).phases()
+    ordered = sorted(points.items(), key=lambda item: (-item[1].bytes, item[0]))
+    return tuple(PhasePeak(phase, Bytes(point.bytes)) for phase, point in ordered)
 
 
 def _causes(report: Report) -> tuple[EstimateCause, ...]:

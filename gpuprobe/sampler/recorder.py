@@ -22,6 +22,7 @@ from gpuprobe.bytecode import write_whole
 from gpuprobe.clocks import perf_counter_ns
 from gpuprobe.errors import UsageError
 from gpuprobe.model.findings import Finding
+from gpuprobe.model.io.files import gc_paused
 from gpuprobe.model.run.holders import Holder
 from gpuprobe.model.run.session import MOST_INCOMPLETE, BlindSpot, EpochEnd, SessionEnd
 from gpuprobe.recursion import with_room
@@ -637,8 +638,17 @@ class Recorder:
 
     def _close_step(self, ended_by: str, *, leave: bool = False) -> None:
         """End the step here (``leave``: and its last phase), and write it, with what an earlier
-        record of it had.
+        record of it had. The collector does not run meanwhile: what is put together here would
+        make it walk all objects of the program, several times in each step that is traced.
         """
+        with gc_paused():
+            self._write_step(ended_by, leave=leave)
+        self._traces.begin_step(self._index)
+        self._timeline.restart(self._again)  # our own work belongs to no phase
+        if self._infer_forward and not self._manual:
+            self._forward_from_here()
+
+    def _write_step(self, ended_by: str, *, leave: bool) -> None:
         spans = self._last + self._timeline.cut(leave=leave)
         if self._timeline.overflowed:
             self._timeline.overflowed = False
@@ -663,10 +673,6 @@ class Recorder:
                     self._sink.finding(finding)
         if ended_by != "end":
             self._search_for_holders()
-        self._traces.begin_step(self._index)
-        self._timeline.restart(self._again)  # our own work belongs to no phase
-        if self._infer_forward and not self._manual:
-            self._forward_from_here()
 
     @_guarded
     def _end_of_session(self, error: BaseException | None) -> None:

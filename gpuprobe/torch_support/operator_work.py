@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Final
 
 import torch
@@ -67,12 +68,19 @@ class OperatorWork:
 
     def __init__(self) -> None:
         self._known: dict[Any, Work | None] = {}
+        self._keys: dict[OpOverload, _KeyOf | None] = {}
 
     def of(
         self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: object
     ) -> Work | None:
         """The work of a call; None for one that has none, such as a view."""
-        key = (op, _key(args), _key(tuple(kwargs.values())) if kwargs else None)
+        try:
+            key_of = self._keys[op]
+        except KeyError:
+            key_of = self._keys[op] = _key_of(op)
+        if key_of is None:
+            return None
+        key = (op, key_of(args), key_of(tuple(kwargs.values())) if kwargs else None)
         try:
             return self._known[key]
         except KeyError:
@@ -82,11 +90,62 @@ class OperatorWork:
             return made
 
 
+_KeyOf = Callable[[tuple[Any, ...]], tuple[Any, ...]]
+
+
+def _key_of(op: OpOverload) -> _KeyOf | None:
+    """What makes keys of an operator's arguments; None for an operator without work."""
+    if not runs_kernel(op):
+        return None
+    name = op._schema.name.rpartition("::")[2]
+    if name.startswith("_foreach_"):
+        return _key_of_lists
+    return _key_of_product if name in _PRODUCTS else _key
+
+
+def _key_of_product(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (*_key(values), _tf32())
+
+
+def _key_of_lists(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The key of an operator over lists of tensors, whose work depends on the bytes of each list,
+    and on the type of its largest tensor.
+    """
+    return tuple(
+        part
+        for value in values
+        for part in (
+            (_sum_of(value) or _key((value,)))
+            if type(value) is list or type(value) is tuple
+            else _key((value,))
+        )
+    )
+
+
+_traits: Final = attrgetter("dtype", "layout", "is_cuda")
+_nbytes: Final = attrgetter("nbytes")
+_is_dense: Final = torch.Tensor.is_contiguous
+_PLAIN: Final = {torch.Tensor, torch.nn.Parameter}
+
+
+def _sum_of(values: Sequence[Any]) -> tuple[Any, ...]:
+    """The key of a list of dense tensors of one type on one kind of device; empty for another."""
+    if not values or not _PLAIN.issuperset(map(type, values)):
+        return ()
+    kinds = set(map(_traits, values))
+    kind = kinds.pop()
+    if kinds or kind[1] is not torch.strided or not all(map(_is_dense, values)):
+        return ()
+    sizes = list(map(_nbytes, values))
+    return kind, len(sizes), sum(sizes), max(sizes)
+
+
 def _key(values: Iterable[Any]) -> tuple[Any, ...]:
     key: list[Any] = []
     for value in values:
-        if is_lazy(value):  # of a lazy module: it has no shape
-            key.append(type(value))
+        kind = type(value)
+        if kind not in _PLAIN and is_lazy(value):  # of a lazy module: it has no shape
+            key.append(kind)
         elif isinstance(value, _Tensor):
             layout = value.layout
             key.append(
@@ -98,8 +157,6 @@ def _key(values: Iterable[Any]) -> tuple[Any, ...]:
             key.append(_key(value))
         elif isinstance(value, (int, bool, str)) or value is None:
             key.append(value)
-    if any(type(item) is tuple and item[2:3] == (torch.float32,) for item in key):
-        key.append(_tf32())
     return tuple(key)
 
 
@@ -348,6 +405,11 @@ def _attention_of(implementation: str, *, backward: bool, heads_first: bool) -> 
     return make
 
 
+_PRODUCTS: Final = frozenset(
+    """mm bmm addmm addmm_ _addmm_activation baddbmm baddbmm_ mv addmv addmv_ _int_mm _scaled_mm
+    convolution _convolution cudnn_convolution convolution_backward""".split()  # noqa: SIM905 - a list to be read
+)
+"""Of `_SPECIAL`, those whose type depends on whether float32 is multiplied in TF32."""
 _SPECIAL: Final[dict[str, _Made]] = {
     "mm": _product_of("self", "mat2"),
     "bmm": _product_of("self", "mat2"),

@@ -276,6 +276,8 @@ BAD = [
     (["run", "."], 2, "is a directory"),
     (["run"], 2, "nothing to run"),
     (["run", "-m"], 2, "-m needs the name of a module"),
+    (["explain", "--", "true", "train.py"], 2, "in one process, and true is a command"),
+    (["explain", "no_such.py"], 2, "no such file: no_such.py"),
     (["run", "-m", "no_such_module"], 2, "no module named no_such_module"),
     (["run", "broken.py"], 5, "SyntaxError in broken.py:2"),
     (["run", "nul.py"], 5, "nul.py"),

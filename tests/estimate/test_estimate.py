@@ -267,6 +267,36 @@ def test_what_comes_after_the_last_step_is_said_not_to_have_run(tmp_path: Path) 
     assert not any("stopped" in text for text in whole["assumed"])
 
 
+MEAN = """\
+import torch
+
+class Mean:
+    def __init__(self):
+        self.sum = self.mean = self.count = 0
+
+    def add(self, value, count):
+        self.count += count
+        self.sum += value * count
+        self.mean = self.sum / self.count
+
+net = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+mean = Mean()
+for _ in range(4):
+    loss = net(torch.zeros(8, 64, device="cuda")).square().mean()
+    mean.add(loss.detach(), 8)
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_running_mean_on_the_gpu_is_made_from_what_is_made_from_it(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(MEAN)
+    done = run("--gpu", "t4", "--compute", "shapes", script)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_script_that_fails(tmp_path: Path) -> None:
     script = tmp_path / "bad.py"
     script.write_text("import torch\ntorch.zeros(3, device='cuda') + 'text'\n")

@@ -98,6 +98,47 @@ def test_outputs_that_a_list_keeps_are_never_used_again(tmp_path: Path) -> None:
     assert lines(needs, "never_used_again")[9][0] == 3 * 4 * MIB  # of the three earlier steps
 
 
+def test_workspaces_of_cublas_are_not_followed(tmp_path: Path) -> None:
+    needs_of(tmp_path, TRAINING.replace("range(4)", "range(6)"))
+    (stream,) = (tmp_path / "run.gpuprobe").glob("*.jsonl")
+    held = [
+        record
+        for record in map(json.loads, stream.read_text().splitlines())
+        if record.get("type") == "held"
+    ]
+    assert any(record["holder"]["name"].startswith("history") for record in held)
+    assert "outside" not in {record["holder"].get("root") for record in held}
+
+
+OVER_LISTS = """\
+import torch
+
+small = [torch.randn(1 << 18, device="cuda") for _ in range(3)]
+large = [torch.randn(1 << 19, device="cuda") for _ in range(2)]
+half = torch.randn(1 << 20, device="cuda").half()
+roots = torch._foreach_sqrt([*small, *large])
+mixed = torch._foreach_mul([half, half[::2]], 2.0)
+peak = torch.randn(4 << 20, device="cuda")
+del peak
+torch._foreach_add_(roots, 1.0)
+print(mixed[1].sum())
+"""
+
+
+def test_lists_of_tensors_are_uses_of_each(tmp_path: Path) -> None:
+    needs = needs_of(tmp_path, OVER_LISTS)
+    assert lines(needs, "never_used_again") == {
+        3: (3 * MIB, 6, "_foreach_sqrt"),
+        4: (4 * MIB, 6, "_foreach_sqrt"),
+        5: (2 * MIB, 7, "_foreach_mul"),
+    }
+    assert lines(needs, "not_used_yet") == {
+        6: (7 * MIB, 10, "_foreach_add_"),
+        7: (1 * MIB, 11, "sum"),
+    }
+    assert lines(needs, "never_used") == {7: (2 * MIB, None, "")}
+
+
 COMPILED = """\
 import torch
 

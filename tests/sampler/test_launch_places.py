@@ -210,7 +210,7 @@ def test_one_recording_counts_at_a_time() -> None:
 
 def test_a_fault_ends_the_counting_and_not_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     with Traced() as traced:
-        monkeypatch.setattr(traced.numbers, "_place_now", lambda: 1 // 0)
+        monkeypatch.setattr(traced.numbers, "_forward_place", lambda frame: 1 // 0)
         assert float((torch.ones(1) + 1)[0]) == 2
         assert not traced.trace.on
         assert [type(fault) for fault in traced.faults] == [ZeroDivisionError]

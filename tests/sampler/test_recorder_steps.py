@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import sys
+from types import FrameType
 
 import pytest
 import torch
@@ -52,6 +54,31 @@ def test_steps_are_found_at_each_optimizer_step(level: str) -> None:
     assert "setup" not in paths(sink.steps[1])
     assert sink.closed
     assert sink.ends[0].error is None
+
+
+@LEVELS
+def test_the_collector_does_not_run_while_a_step_is_written(level: str) -> None:
+    callers: set[str] = set()
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            callers.add(frame.f_code.co_name)
+            frame = frame.f_back
+
+    before = gc.get_threshold()
+    model = seeded(Mlp)
+    with Recorder(KeepingSink(), level=level):
+        gc.callbacks.append(note)
+        gc.set_threshold(1)
+        try:
+            train(model, torch.optim.AdamW(model.parameters()), 2)
+        finally:
+            gc.set_threshold(*before)
+            gc.callbacks.remove(note)
+    assert "train" in callers
+    assert "_write_step" not in callers
+    assert gc.isenabled()
 
 
 def test_the_loss_is_part_of_the_forward_phase() -> None:

@@ -105,7 +105,9 @@ def _root(live: LiveMemory, row: int) -> int | None:
     """
     root = None
     at = row
-    while (source := live.source(at)) is not None and _is_alone(live, at, source):
+    for source in live.sources(row):
+        if not _is_alone(live, at, source):
+            break
         root = source
         if not _same_function(live, source, row):
             break

@@ -138,14 +138,14 @@ def _rows_thrown_away(live: LiveMemory) -> Iterator[Excess]:
         if live.text("made_name", small) not in _ROW_WISE:
             continue
         group = {small}
-        row: int | None = live.source(small)
-        while row is not None and requested[row] > requested[small]:
+        for row in live.sources(small):
+            if requested[row] <= requested[small]:
+                break
             group.add(row)
             if live.text("made_name", row) not in _ROW_WISE and (
                 live.how(row) is not Made.POINTWISE
             ):
                 break
-            row = live.source(row)
         ready = [one for one in group if one != small]
         while ready:
             for product in live.products.get(ready.pop(), ()):

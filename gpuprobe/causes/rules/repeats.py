@@ -82,7 +82,8 @@ def _width_ratio(live: LiveMemory, row: int, source: int | None) -> float:
 
 
 def _root(live: LiveMemory, row: int, times: dict[int, int]) -> int:
-    source = live.source(row)
-    while source is not None and source in times:
-        row, source = source, live.source(source)
+    for source in live.sources(row):
+        if source not in times:
+            break
+        row = source
     return row

@@ -9,6 +9,7 @@ they are the script's.
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from gpuprobe.cli.options import (
     program_of,
     seconds,
 )
+from gpuprobe.errors import UsageError
 
 OPTIONS_AFTER_SCRIPT = True
 
@@ -60,8 +62,16 @@ def run(args: argparse.Namespace) -> int:
     from gpuprobe.api.explain import Subject, explain
     from gpuprobe.api.render import render
     from gpuprobe.api.watch import program
+    from gpuprobe.planning.commands import is_command
 
     target = program_of(args, "gpuprobe explain SCRIPT, or gpuprobe explain -m MODULE")
+    if not target.module and is_command(target.target):
+        command = shlex.join([target.target, *target.arguments])
+        raise UsageError(
+            f"explain runs a script or a module in one process, and {target.target} is a command",
+            hint=f"gpuprobe run --level trace --gpu {args.gpu} -- {command}: its report has the "
+            "causes of each rank, as far as they can be found without further runs",
+        )
     if not target.module:
         program(*target)  # raises an error for a script that does not exist, or is not Python
     subject = Subject(target.target, target.arguments, target.module, args.gpu, args.compute)

@@ -74,7 +74,8 @@ class ModuleCalls:
 
     def __init__(self) -> None:
         self._names = ModuleNames()
-        self._running: list[str] = []
+        self.stack: list[str] = []
+        """The modules that are running, the innermost last."""
         self._on = False
         self._since = array("q")  # microseconds; from then on `_module` was running
         self._module: list[str] = []
@@ -84,9 +85,9 @@ class ModuleCalls:
         """A step that is traced begins."""
         self.end()
         self._on = True
-        if self._running:
+        if self.stack:
             self._since.append(0)
-            self._module.append(self._running[-1])
+            self._module.append(self.stack[-1])
 
     def end(self) -> None:
         """Forget the calls: nothing is traced now."""
@@ -102,15 +103,15 @@ class ModuleCalls:
     @property
     def running(self) -> str:
         """The module that is running; "" outside all modules."""
-        return self._running[-1] if self._running else ""
+        return self.stack[-1] if self.stack else ""
 
     def enter_module(self, module: Module) -> None:
-        self._running.append(self._names.of(module))
+        self.stack.append(self._names.of(module))
         self._note()
 
     def leave_module(self) -> None:
-        if self._running:
-            self._running.pop()
+        if self.stack:
+            self.stack.pop()
             self._note()
 
     def _note(self) -> None:

@@ -132,9 +132,8 @@ class CudaTrace:
         """
         self.backward.complete(trace)
         self.modules.complete(trace)
-        if self.uses is not None:
-            self.uses.complete(trace)
-        self._workspaces.name(trace)
+        uses = self.uses is not None and self.uses.complete(trace)
+        self._workspaces.name(trace, uses=uses)
 
     def stop(self) -> None:
         """Switch the history off, if gpuprobe has started it."""
@@ -329,9 +328,10 @@ class Workspaces:
     def __init__(self) -> None:
         self._places: set[tuple[str, int]] = set()
 
-    def name(self, trace: MemoryTrace) -> None:
+    def name(self, trace: MemoryTrace, *, uses: bool) -> None:
         """Set the category of the workspaces of a trace, and the name of the function that
-        allocates them as the innermost frame. The trace's columns must be filled.
+        allocates them as the innermost frame. The trace's columns must be filled. ``uses``: they
+        contain which blocks operators made tensors on, so that no search for tensors is needed.
         """
         size = workspace_bytes(trace.device)
         for i, address in enumerate(trace.baseline.address):
@@ -340,7 +340,11 @@ class Workspaces:
         rows = list(_kept_rows(trace.events, size))
         if not rows:
             return
-        owned = _addresses_of_tensors(trace.device)
+        if uses:
+            rows = [row for row in rows if not trace.events.made[row]]
+            owned = set[int]()
+        else:
+            owned = _addresses_of_tensors(trace.device)
         marks = Marks(trace.stacks)
         met: set[tuple[int, bool]] = set()
         for row in rows:

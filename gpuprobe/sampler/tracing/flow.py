@@ -7,7 +7,7 @@ become columns of its blocks. That takes one pass over the notes, and one back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from gpuprobe.model.trace import GRAPH_REPLAY, EventColumns, Made, MemoryTrace
@@ -58,6 +58,49 @@ class Operator(NamedTuple):
 
 def _is_number(note: Note) -> bool:
     return note.bytes <= max(note.width, 1)
+
+
+class _Inputs:
+    """What an operator reads, by block the largest part. Operators over all parameters of a model
+    have hundreds of results, so what these are computed from is found once.
+    """
+
+    def __init__(self, notes: Iterable[Note]) -> None:
+        self._largest: dict[int, int] = {}
+        largest = self._largest
+        for note in notes:
+            if note.bytes > largest.get(note.block, -1):
+                largest[note.block] = note.bytes
+        self._total = sum(largest.values())
+        self._sources: list[int] = []
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._largest
+
+    @property
+    def any(self) -> bool:
+        return bool(self._largest)
+
+    def without(self, block: int) -> tuple[int, int] | None:
+        """Of all other blocks, the bytes and the first one with the most; None without others."""
+        own = self._largest.get(block)
+        if own is None:
+            return (self._total, self._source(0)) if self._largest else None
+        if len(self._largest) == 1:
+            return None
+        return self._total - own, self._source(self._source(0) == block)
+
+    def blocks(self, block: int) -> Iterator[int]:
+        """All other blocks."""
+        return (one for one in self._largest if one != block)
+
+    def _source(self, at: int) -> int:
+        """The first block with the most bytes, and for 1 that of the others."""
+        largest, sources = self._largest, self._sources
+        while len(sources) <= at:
+            left = (one for one in largest if one not in sources)
+            sources.append(max(left, key=largest.__getitem__))
+        return sources[at]
 
 
 class Origin(NamedTuple):
@@ -126,12 +169,14 @@ class Flow:
     def add(self, operator: Operator) -> None:
         """Note what the next operator does."""
         self._operators.append(operator)
-        used = [note for note in operator.notes if note.kind in (USE, CHANGE)]
-        for note in used:
-            self._note_read(note)
+        read = [note for note in operator.notes if note.kind in (USE, CHANGE)]
+        for note in read:
             at, columns = self._row(note.block)
+            if self._read.get(note.block, 0) < columns.size[at]:
+                self._note_read(note, columns.size[at])
             if columns.filled[at] and not columns.filled_until[at]:
                 columns.filled_until[at] = operator.number
+        used = _Inputs(read)
         for note in operator.notes:
             if note.kind == MADE:
                 self._made(operator, note, used)
@@ -171,7 +216,7 @@ class Flow:
             block = above
         return block
 
-    def _scattered(self, operator: Operator, note: Note, used: list[Note]) -> None:
+    def _scattered(self, operator: Operator, note: Note, used: _Inputs) -> None:
         """Values that are put into a constant make it what it is."""
         at, columns = self._row(note.block)
         if columns.how[at] == Made.FILL and not columns.source[at]:
@@ -185,8 +230,8 @@ class Flow:
         """A block as a value of a column."""
         return block + 1 if block >= 0 else self._events - block
 
-    def _made(self, operator: Operator, note: Note, used: list[Note]) -> None:
-        if any(one.block == note.block for one in used):
+    def _made(self, operator: Operator, note: Note, used: _Inputs) -> None:
+        if note.block in used:
             return  # the operator returns memory of its arguments
         at, columns = self._row(note.block)
         columns.made_name[at] = self._trace.stacks.string(operator.name)
@@ -195,11 +240,11 @@ class Flow:
         columns.width[at] = note.width
         self._from(operator, note, used)
 
-    def _overwritten(self, operator: Operator, note: Note, used: list[Note]) -> None:
+    def _overwritten(self, operator: Operator, note: Note, used: _Inputs) -> None:
         at, columns = self._row(note.block)
         if operator.fills and note.bytes >= columns.size[at]:
             columns.filled[at], columns.filled_until[at] = operator.number, 0
-        if not used or note.bytes < columns.size[at]:
+        if not used.any or note.bytes < columns.size[at]:
             return
         if columns.how[at] in (Made.FILL, Made.OTHER) and not columns.source[at]:
             # Memory that was only allocated before: what fills it makes it.
@@ -207,27 +252,21 @@ class Flow:
             columns.width[at] = columns.width[at] or note.width
             self._from(operator, note, used)
 
-    def _from(self, operator: Operator, note: Note, used: list[Note]) -> None:
+    def _from(self, operator: Operator, note: Note, used: _Inputs) -> None:
         """Note what a tensor was computed from."""
-        largest: dict[int, int] = {}
-        for one in used:
-            largest[one.block] = max(one.bytes, largest.get(one.block, 0))
-        largest.pop(note.block, None)
-        if not largest:
+        others = used.without(note.block)
+        if others is None:
             return
         at, columns = self._row(note.block)
-        columns.inputs[at] = sum(largest.values())
-        columns.source[at] = self._name_of(max(largest, key=lambda block: largest[block]))
+        columns.inputs[at] = others[0]
+        columns.source[at] = self._name_of(others[1])
         if operator.how == Made.COPY:
             name = self._name_of(note.block)
-            for block in largest:
+            for block in used.blocks(note.block):
                 row, of = self._row(block)
                 of.copied_to[row] = name
 
-    def _note_read(self, note: Note) -> None:
-        size = self._size(note.block)
-        if self._read.get(note.block, 0) >= size:
-            return
+    def _note_read(self, note: Note, size: int) -> None:
         if note.bytes >= size:
             self._read[note.block] = size
             self._parts.pop(note.block, None)
@@ -238,10 +277,6 @@ class Flow:
             parts.add(part)
             total = self._read.get(note.block, 0) + note.bytes
             self._read[note.block] = min(size, total) if len(parts) < _MOST_PARTS else size
-
-    def _size(self, block: int) -> int:
-        at, columns = self._row(block)
-        return columns.size[at]
 
     def finish(self, alive: set[int]) -> None:
         """Fill the columns that depend on what comes later. ``alive``: the blocks that are not

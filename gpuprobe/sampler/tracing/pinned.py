@@ -7,8 +7,10 @@ known from the operators that make pinned tensors.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, Final
 
 import torch
@@ -19,6 +21,10 @@ from gpuprobe.model.values import Bytes
 
 _MOST_LINES: Final = 10
 _MAKES: Final = frozenset(("_pin_memory", "pin_memory"))
+_LOADER: Final = -1
+_LOADER_TEXT: Final = "(the pin_memory thread of a DataLoader)"
+_LOADER_LOOP: Final = "_pin_memory_loop"
+"""The function of that thread, in torch/utils/data/_utils/pin_memory.py."""
 
 
 def pins(name: str, kwargs: dict[str, Any]) -> bool:
@@ -41,6 +47,8 @@ class PinnedTensors:
         from torch.multiprocessing.reductions import StorageWeakRef
 
         if isinstance(result, torch.Tensor) and result.device.type == "cpu":
+            if _in_loader():
+                place = _LOADER
             storage = result.untyped_storage()
             self._alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes(), place
             self._count()
@@ -58,11 +66,24 @@ class PinnedTensors:
             sizes[place] += size
             counts[place] += 1
         self._lines = tuple(
-            PinnedLine(str(self._places(place)), Bytes(size), counts[place])
+            PinnedLine(self._text(place), Bytes(size), counts[place])
             for place, size in sizes.most_common(_MOST_LINES)
         )
+
+    def _text(self, place: int) -> str:
+        return _LOADER_TEXT if place == _LOADER else str(self._places(place))
 
     @property
     def lines(self) -> tuple[PinnedLine, ...]:
         """The lines at the moment when the most was requested, the largest first."""
         return self._lines
+
+
+def _in_loader() -> bool:
+    """Whether this thread copies the batches of a DataLoader into pinned memory."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == _LOADER_LOOP:
+            return True
+        frame = frame.f_back
+    return False

@@ -22,6 +22,8 @@ from gpuprobe.sampler.tracing.calls import BackwardCalls, ModuleCalls
 from gpuprobe.torch_support import compiled_code
 from gpuprobe.user_frames import USERS, innermost, is_user_frame, name_of, place_of
 
+_getframe: Final = sys._getframe
+_any_generated: Final = compiled_code.any_known
 _sequence_now: Final = torch._C._autograd._get_sequence_nr
 _node_now: Final = torch._C._current_autograd_node
 _thread_now: Final = threading.get_ident
@@ -75,51 +77,50 @@ class OperatorPlaces:
         if self._failed:
             return OUTSIDE
         try:
-            found = self.current = self._place_now()
+            if _any_generated() and (generated := self._generated_place(_getframe(1))):
+                place = generated
+            elif (node := _node_now()) is not None:
+                found = self._of_node.get(node._sequence_nr())
+                place = self._backward_place() if found is None else found
+            else:
+                place = self._forward_place(_getframe(1))
         except Exception as error:  # an internal error must not end the program
             if from_program(error):
                 raise
             self._failed = True
             self._on_fault(error)
             return OUTSIDE
-        return found
+        self.current = place
+        return place
 
-    def _place_now(self) -> int:
-        if compiled_code.any_known() and (generated := self._generated_place()):
-            return generated
-        node = _node_now()
-        if node is not None:
-            found = self._of_node.get(node._sequence_nr())
-            return self._backward_place() if found is None else found
-        place = self._line()
+    def _forward_place(self, frame: FrameType | None) -> int:
+        """The user's innermost line, in the module that runs."""
+        running = self._modules.stack
+        module = running[-1] if running else ""
+        frame = innermost(frame, USERS)
+        if frame is None:
+            place = self._number((module,), NoPlace.NO_USER_FRAME, module, None)
+        else:
+            code = frame.f_code
+            file = code.co_filename
+            key: tuple[Any, ...] = (file, frame.f_lineno, code.co_name, module)
+            number = self._numbers.get((*key, _DECODING) if self.decoding else key)
+            if number is None:
+                shown = Frame(name_of(file), frame.f_lineno or 0, code.co_name)
+                number = self._number(key, place_of(shown), module, shown)
+            place = number
         sequence = _sequence_now()
         if sequence != self._sequence and _thread_now() == self._thread:
             # The nodes of the graph that were created for this operator, before it runs.
-            for number in range(self._sequence, sequence):
-                self._of_node[number] = place
+            for one in range(self._sequence, sequence):
+                self._of_node[one] = place
             self._sequence = sequence
         return place
 
-    def _line(self) -> int:
-        """The user's innermost line, in the module that runs."""
-        frame = innermost(sys._getframe(2), USERS)
-        module = self._modules.running
-        if frame is None:
-            return self._number((module,), NoPlace.NO_USER_FRAME, module, None)
-        code = frame.f_code
-        file = code.co_filename
-        key: tuple[Any, ...] = (file, frame.f_lineno, code.co_name, module)
-        number = self._numbers.get((*key, _DECODING) if self.decoding else key)
-        if number is None:
-            shown = Frame(name_of(file), frame.f_lineno or 0, code.co_name)
-            number = self._number(key, place_of(shown), module, shown)
-        return number
-
-    def _generated_place(self) -> int:
+    def _generated_place(self, frame: FrameType | None) -> int:
         """The place of the generated code that runs, if its line in the program is known; 0
         otherwise.
         """
-        frame: FrameType | None = sys._getframe(2)
         while frame is not None:
             file, line = frame.f_code.co_filename, frame.f_lineno or 0
             origins = compiled_code.lines_of(file, line)

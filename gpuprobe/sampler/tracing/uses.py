@@ -19,13 +19,14 @@ import functools
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch._ops import OpOverload
 
-from gpuprobe.clocks import perf_counter_ns
-from gpuprobe.model.memory import TraceAction
+from gpuprobe.clocks import perf_counter_ns, time_ns
+from gpuprobe.model.memory import Category, TraceAction
 from gpuprobe.model.needs import UsesCost
 from gpuprobe.model.run.session import LaterUses
 from gpuprobe.model.trace import (
@@ -38,7 +39,6 @@ from gpuprobe.model.trace import (
 )
 from gpuprobe.patching import Patches
 from gpuprobe.sampler.failures import from_program
-from gpuprobe.sampler.tracing.calls import now_us
 from gpuprobe.sampler.tracing.flow import (
     CHANGE,
     COMPILED_GRAPH,
@@ -64,6 +64,10 @@ from gpuprobe.torch_support.tensors import parts, size_of
 MOST_USES: Final = 1 << 24
 """Uses of one step that are noted, in 33 bytes each. A step with more has none: a program without
 steps would fill the memory."""
+_WAITING: Final = 1 << 16
+"""Values of uses, `_VALUES` each, that wait to be moved to columns: these take less memory, but are
+quicker to fill with many values at once."""
+_VALUES: Final = 5
 
 _FILLS: Final = frozenset(("zero_", "fill_", "_foreach_zero_"))
 _FILLED: Final = frozenset(
@@ -80,11 +84,20 @@ _VIEWS: Final = frozenset(("_unsafe_view", "_reshape_alias"))
 """Operators whose schema does not show that they return memory of their argument."""
 
 _ALLOC = TraceAction.ALLOC.code
+_WORKSPACE = Category.WORKSPACE.code
 _FREES = (TraceAction.FREE_REQUESTED.code, TraceAction.FREE_COMPLETED.code)
 _NEVER: Final = 1 << 62
 _grad_enabled: Final = torch.is_grad_enabled
+_Tensor: Final = torch.Tensor
+_data_address: Final = torch.Tensor.data_ptr
+_first_element: Final = torch.Tensor.storage_offset
+_is_dense: Final = torch.Tensor.is_contiguous
+_is_cuda: Final = attrgetter("is_cuda")
+_nbytes: Final = attrgetter("nbytes")
+_itemsize: Final = attrgetter("itemsize")
 _MOST_PADDED: Final = 1 << 20  # elements of a batch whose padding is searched
 _ALL: Final = 1 << 62  # bytes: more than any block has
+_NO_VALUES: Final = -1
 
 
 _TIMED: Final = 64
@@ -98,33 +111,46 @@ class _Operator(NamedTuple):
 
     name: str
     uses: bool
-    like: bool  # of the first argument only the shape counts
-    overwrites: bool
+    kinds: tuple[int, ...]  # of notes, by argument; negative for one whose values do not count
     makes: bool
     how: int
-    changes: frozenset[int]  # positions of the arguments that it changes
+
+
+def _named(name: str) -> _Operator:
+    """What is noted as an operator, and is none."""
+    return _Operator(name, True, (), False, Made.OTHER)
+
+
+_KERNEL: Final = _named("")
+_COMPILED_GRAPH: Final = _named(COMPILED_GRAPH)
+_GRAPH_REPLAY: Final = _named(GRAPH_REPLAY)
 
 
 class _Operators(dict[OpOverload, _Operator]):
     def __missing__(self, op: OpOverload) -> _Operator:
         schema = op._schema
         name = schema.name.rpartition("::")[2]
+        uses = runs_kernel(op)
         made = self[op] = _Operator(
             name,
-            runs_kernel(op),
-            takes_shape(name),
-            name in OVERWRITES,
+            uses,
+            tuple(_kinds(op, name)) if uses else (),
             bool(schema.returns)
             and all(one.alias_info is None for one in schema.returns)
             and name not in _VIEWS,
             _how(op, name),
-            frozenset(
-                at
-                for at, one in enumerate(schema.arguments)
-                if one.alias_info is not None and one.alias_info.is_write
-            ),
         )
         return made
+
+
+def _kinds(op: OpOverload, name: str) -> Iterator[int]:
+    for at, one in enumerate(op._schema.arguments):
+        if not at and takes_shape(name):
+            yield _NO_VALUES
+        elif not at and name in OVERWRITES:
+            yield OVERWRITE
+        else:
+            yield CHANGE if one.alias_info is not None and one.alias_info.is_write else USE
 
 
 def _how(op: OpOverload, name: str) -> int:
@@ -176,6 +202,7 @@ class Uses:
         """By device, what is alive at the end of the trace that was completed last."""
         self._later: dict[str, tuple[list[int], list[int]]] = {}
         self._capturing: set[int] | None = None
+        """The addresses that the CUDA graph which is captured has used so far."""
         self._in_graph = 0  # where the uses by the compiled graph that runs begin in the log
         self.pinned = PinnedTensors(lambda place: places.places[place][0])
         self.work: WorkTrace | None = None
@@ -187,13 +214,16 @@ class Uses:
     def _begin_log(self) -> None:
         """Forget the uses so far, for the next trace."""
         self._base = self._count
-        self._before = {at: (self._made[at], last) for at, last in self._last.items()}
-        self._began = array("q")  # microseconds, by operator
+        self._before = self._made.copy(), self._last.copy()
+        self._began = array("q")  # microseconds on the clock of the history, by operator
         self._place = array("I")
         self._grad = array("B")
         self._phase: list[str] = []
-        self._name: list[str] = []
-        self._how = array("B")
+        self._about: list[_Operator] = []
+        self._log: list[int] = []  # the values of the latest uses, one use after the other
+        # Those of lists of tensors: the length of the log then, and each value of all uses.
+        self._lists: list[tuple[int, int, list[int], list[int], list[int], list[int]]] = []
+        self._settled = 0  # uses, in columns, that `_settle` has handled
         self._address = array("Q")
         self._entry = array("Q")  # operator × KINDS + kind
         self._bytes = array("Q")
@@ -227,6 +257,7 @@ class Uses:
 
     def begin_step(self) -> None:
         """A step begins: the uses of earlier ones belong to no trace any more."""
+        self._settle()
         self._begin_log()
         if not self._placed():
             self._places.begin()
@@ -237,8 +268,12 @@ class Uses:
         except Exception as error:  # an internal error must not end the program
             if from_program(error):
                 raise
-            self.stop()
-            self._on_fault(error)
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        """An internal error ends the watch."""
+        self.stop()
+        self._on_fault(error)
 
     def _operator(
         self,
@@ -248,12 +283,18 @@ class Uses:
         below: Callable[[Any, Any, Any], Any],
     ) -> Any:
         """An operator is called: see `gpuprobe.torch_support.operator_calls`."""
+        # It is called for each operator of the program: it has few calls.
         if not self._on:
             return below(op, args, kwargs)
         began = perf_counter_ns() if self._timed and not self._count % _TIMED else 0
         placed = self._placed()
         place = 0 if placed else self._places.here()
-        number = self._begins(place)
+        self._count = number = self._count + 1
+        self._began.append(time_ns() // 1000)
+        self._place.append(place)
+        self._grad.append(GRAD_ON if _grad_enabled() else GRAD_OFF)
+        self._phase.append("")
+        self._about.append(_KERNEL)
         if began:
             self._spent += perf_counter_ns() - began
         work = self.work
@@ -268,13 +309,17 @@ class Uses:
         finally:
             if outer is not None:
                 work.end(outer)  # type: ignore[union-attr]
-        if not began:
-            self._guarded(self._returned, op, args, kwargs, result, number, placed)
-            return result
-        began = perf_counter_ns()
-        self._guarded(self._returned, op, args, kwargs, result, number, placed)
-        self._spent += perf_counter_ns() - began
-        self._samples += 1
+        if began:
+            began = perf_counter_ns()
+        try:
+            self._returned(op, args, kwargs, result, number, placed)
+        except Exception as error:  # an internal error must not end the program
+            if from_program(error):
+                raise
+            self._failed(error)
+        if began:
+            self._spent += perf_counter_ns() - began
+            self._samples += 1
         return result
 
     def cost(self) -> UsesCost | None:
@@ -288,15 +333,14 @@ class Uses:
         noted = self._spent // self._samples
         return UsesCost(self._count, noted + max(0, _watch_ns() - _unhandled_ns()))
 
-    def _begins(self, place: int) -> int:
-        """An operator begins. Returns its number."""
+    def _begins(self, place: int, about: _Operator) -> int:
+        """Something begins that is noted as an operator, and is none. Returns its number."""
         self._count = number = self._count + 1
-        self._began.append(now_us())
+        self._began.append(time_ns() // 1000)
         self._place.append(place)
         self._grad.append(GRAD_ON if _grad_enabled() else GRAD_OFF)
-        self._phase.append("")
-        self._name.append("")
-        self._how.append(Made.OTHER)
+        self._phase.append(self._path())
+        self._about.append(about)
         return number
 
     def _returned(
@@ -312,31 +356,35 @@ class Uses:
         at = number - self._base - 1
         if at < 0:  # a step ended meanwhile, in another thread
             return
-        self._name[at], self._how[at] = about.name, about.how
-        self._phase[at] = self._path()
+        self._about[at] = about
+        self._phase[at] = phase = self._path()
         if placed:
             self._place[at] = self._places.current
-        if self.work is not None and self.work.on:
-            self.work.note(number, self._place[at], self._phase[at], op, args, kwargs, result)
+        work = self.work
+        if work is not None and work.on:
+            work.note(number, self._place[at], phase, op, args, kwargs, result)
         if about.uses:
-            first = 0
-            if about.like:
-                first = 1
-            elif about.overwrites and args:
-                self._note(args[0], number, OVERWRITE)
-                first = 1
-            changes = about.changes
-            for position in range(first, len(args)):
-                value = args[position]
-                kind = type(value)
-                if kind is list or kind is tuple or isinstance(value, torch.Tensor):
-                    self._note(value, number, CHANGE if position in changes else USE)
-            for value in kwargs.values():
-                self._note(value, number, USE)
+            self._note_arguments(about, args, kwargs, number)
         if about.makes and result is not None:
             self._note_made(about, args, kwargs, result, number)
+        if len(self._log) > _WAITING:
+            self._pack()
         if self._inspection is not None and number >= self._inspection.operator:
             self._inspection.search_and_exit(self.traces_now)
+
+    def _note_arguments(
+        self, about: _Operator, args: tuple[Any, ...], kwargs: dict[str, Any], number: int
+    ) -> None:
+        begin = number * KINDS
+        for value, note in zip(args, about.kinds):  # noqa: B905 - fewer, without defaults
+            if isinstance(value, _Tensor):
+                if note >= 0:
+                    self._note_tensor(value, begin + note)
+            elif (kind := type(value)) is list or kind is tuple:
+                self._note_list(value, begin + note)
+        if kwargs:
+            for value in kwargs.values():
+                self._note(value, begin + USE)
 
     def _note_made(
         self,
@@ -346,56 +394,106 @@ class Uses:
         result: object,
         number: int,
     ) -> None:
-        self._note(result, number, MADE)
-        if about.how == Made.COPY and args and isinstance(result, torch.Tensor):
+        self._note(result, number * KINDS + MADE)
+        if about.how == Made.COPY and args and isinstance(result, _Tensor):
             self._note_padding(args[0], result, number)
-        if pins(about.name, kwargs):
+        if kwargs and pins(about.name, kwargs):
             self.pinned.made(result, self._place[number - self._base - 1])
 
-    def _note(self, value: object, number: int, kind: int) -> None:
-        """Note the memory of a tensor, or of those in lists of them."""
-        if isinstance(value, torch.Tensor):
-            if not value.is_cuda:
-                return
-            try:
-                storage = value.untyped_storage()
-                address = storage.data_ptr()
-            except (NotImplementedError, RuntimeError):  # no storage, or none with memory
-                for part in parts(value):
-                    self._note(part, number, kind)
-                return
-            if address:
-                self._noted(address, number, kind, value)
+    def _note(self, value: object, entry: int) -> None:
+        """Note the memory of a tensor, or of those in lists of them, with an entry of the log."""
+        if isinstance(value, _Tensor):
+            self._note_tensor(value, entry)
         elif isinstance(value, (list, tuple)):
-            for item in value:
-                self._note(item, number, kind)
+            self._note_list(value, entry)
 
-    def _noted(
-        self, address: int, number: int, kind: int, tensor: torch.Tensor | None = None
-    ) -> None:
-        """Note a block by its address. Without a ``tensor``, the whole block."""
-        if len(self._address) == MOST_USES:
-            self.stop()
+    def _note_tensor(self, tensor: torch.Tensor, entry: int) -> None:
+        if not tensor.is_cuda:
             return
-        self._address.append(address)
-        self._entry.append(number * KINDS + kind)
-        if tensor is None:
-            self._bytes.append(_ALL)
-            self._offset.append(0)
-            self._width.append(0)
-        else:
-            width = tensor.element_size()
-            self._bytes.append(size_of(tensor))
-            self._offset.append(tensor.storage_offset())
-            self._width.append(width)
-        self._last[address] = 0 if kind == MADE else number
-        if kind == MADE or address not in self._made:
-            self._made[address] = number
+        try:
+            width = tensor.itemsize
+            address = _data_address(tensor)
+            offset = tensor.storage_offset()
+            address = address - offset * width if address else tensor.untyped_storage().data_ptr()
+        except (NotImplementedError, RuntimeError):  # no storage, or none with memory
+            for part in parts(tensor):
+                self._note_tensor(part, entry)
+            return
+        if address:
+            size = tensor.nbytes if tensor.is_contiguous() else size_of(tensor)
+            self._log.extend((address, entry, size, offset, width))
+
+    def _note_list(self, values: Sequence[Any], entry: int) -> None:
+        """Note a list: if all are dense tensors on a GPU, as in operators over all parameters, in a
+        few calls.
+        """
+        if not values or type(values[0]) is int:
+            return
+        try:
+            alike = all(map(_is_cuda, values)) and all(map(_is_dense, values))
+            addresses = list(map(_data_address, values)) if alike else []
+            offsets = list(map(_first_element, values)) if alike else []
+        except (AttributeError, TypeError, NotImplementedError, RuntimeError):
+            alike = False  # no tensor, or one without storage
+        if not alike or any(offsets) or not all(addresses):
+            for value in values:
+                self._note(value, entry)
+            return
+        sizes, widths = list(map(_nbytes, values)), list(map(_itemsize, values))
+        self._lists.append((len(self._log), entry, addresses, sizes, offsets, widths))
+
+    def _pack(self) -> None:
+        """Move the uses that wait to the columns, in their order."""
+        log, self._log = self._log, []
+        lists, self._lists = self._lists, []
+        begin, end = 0, len(log)
+        columns = (self._address, self._entry, self._bytes, self._offset, self._width)
+        for at, entry, *values in (*lists, (end, 0, [], [], [], [])):
+            for index, column in enumerate(columns):
+                column.extend(log[begin + index : at : _VALUES])
+            begin = max(begin, at)  # another thread may have added one meanwhile
+            addresses, sizes, offsets, widths = values
+            self._address.extend(addresses)
+            self._entry.extend([entry] * len(addresses))
+            self._bytes.extend(sizes)
+            self._offset.extend(offsets)
+            self._width.extend(widths)
+        if len(self._address) > MOST_USES:
+            self.stop()
+
+    def _settle(self) -> None:
+        """Update what is known by address from the uses since the last call."""
+        self._pack()
+        begin, self._settled = self._settled, len(self._address)
+        addresses, entries = self._address[begin:], self._entry[begin:]
+        last = dict(zip(addresses, entries, strict=True))
         if self._capturing is not None:
-            self._capturing.add(address)
-        if address in self._followed:
+            self._capturing.update(last)
+        if touched := self._followed.keys() & last.keys():
+            self._end_following(touched, addresses, entries)
+        made = self._made
+        for address, entry in zip(addresses, entries, strict=True):
+            if entry % KINDS == MADE:
+                made[address] = entry // KINDS
+        if missing := last.keys() - made.keys():
+            for address, entry in zip(reversed(addresses), reversed(entries), strict=True):
+                if address in missing:
+                    made[address] = entry // KINDS
+        for address, entry in last.items():
+            last[address] = 0 if entry % KINDS == MADE else entry // KINDS
+        self._last.update(last)
+
+    def _end_following(
+        self, touched: set[int], addresses: Sequence[int], entries: Sequence[int]
+    ) -> None:
+        """The first uses since the ends of traces of blocks that were alive there."""
+        for address, entry in zip(addresses, entries, strict=True):
+            if address not in touched:
+                continue
+            number, kind = divmod(entry, KINDS)
             if kind == CHANGE and self._phase[number - self._base - 1].startswith("backward"):
-                return  # a gradient is added to: that does not read it
+                continue  # a gradient is added to: that does not read it
+            touched.remove(address)
             traced = self._followed.pop(address)
             if kind != MADE:  # else another block is there now
                 for trace, baseline, row in traced:
@@ -419,9 +517,7 @@ class Uses:
         phase.
         """
         place, path = self._places.here(), self._path()
-        number = self._begins(place)
-        self._phase[-1] = path
-        return number, place, path
+        return self._begins(place, _KERNEL), place, path
 
     # -- graphs
 
@@ -442,12 +538,12 @@ class Uses:
             self._guarded(self._use_by_graph, list(inputs))
 
     def _use_by_graph(self, inputs: list[object]) -> None:
-        number = self._begins(self._places.here())
-        self._name[-1], self._phase[-1] = COMPILED_GRAPH, self._path()
+        number = self._begins(self._places.here(), _COMPILED_GRAPH)
         if self.work is not None:
             self.work.graph_called(inputs)
+        self._pack()
         self._in_graph = len(self._address)
-        self._note(inputs, number, USE)
+        self._note(inputs, number * KINDS + USE)
 
     def _graph_returned(self, results: Sequence[object]) -> None:
         if self._on:
@@ -455,18 +551,19 @@ class Uses:
 
     def _made_by_graph(self, results: list[object]) -> None:
         """The results of a graph, of which inputs are not new."""
+        self._pack()
+        before = len(self._address)
         inputs = set(self._address[self._in_graph :])
         for value in results:
-            if isinstance(value, torch.Tensor) and value.is_cuda:
-                before = len(self._address)
-                self._note(value, self._count, USE)
-                for at in range(before, len(self._address)):
-                    address = self._address[at]
-                    if address not in inputs:
-                        self._entry[at] += MADE - USE
-                        self._last[address], self._made[address] = 0, self._count
+            if isinstance(value, torch.Tensor):
+                self._note_tensor(value, self._count * KINDS + USE)
+        self._pack()
+        for at in range(before, len(self._address)):
+            if self._address[at] not in inputs:
+                self._entry[at] += MADE - USE
 
     def _capture_began(self, graph: torch.cuda.CUDAGraph) -> None:
+        self._settle()
         self._capturing = set()
         if self.work is not None:
             self.work.capturing = True
@@ -474,22 +571,25 @@ class Uses:
     def _capture_ended(self, graph: Any) -> None:
         if self.work is not None:
             self.work.capturing = False
+        self._settle()
         graph._gpuprobe_addresses, self._capturing = self._capturing or set(), None
 
     def _replayed(self, graph: Any) -> None:
-        number = self._begins(self._places.here())
-        self._name[-1], self._phase[-1] = GRAPH_REPLAY, self._path()
+        entry = self._begins(self._places.here(), _GRAPH_REPLAY) * KINDS + USE
         for address in sorted(getattr(graph, "_gpuprobe_addresses", ())):
-            self._noted(address, number, USE)
+            self._log.extend((address, entry, _ALL, 0, 0))  # the whole block
 
     # -- traces
 
-    def complete(self, trace: MemoryTrace) -> None:
-        """Fill the columns of uses. A trace is not modified if uses are missing, or times."""
+    def complete(self, trace: MemoryTrace) -> bool:
+        """Fill the columns of uses. False if uses are missing, or times: then the trace is not
+        modified.
+        """
         events = trace.events
         times = events.time_us
+        self._settle()
         if not self._on or not self._began or not times or not times[0]:
-            return
+            return False
         base, began = self._base, self._began
         events.operator = array("I", (base + bisect_right(began, time) for time in times))
         for name in USE_COLUMNS:
@@ -503,14 +603,16 @@ class Uses:
                 columns.padded[row] = self._padded.get(number, 0)
         self._describe(trace)
         self._alive[trace.device] = blocks.alive()
+        return True
 
     def _fill(self, trace: MemoryTrace, blocks: _Blocks) -> None:
         """Fill the columns from the log."""
         events, base = trace.events, self._base
+        made, last = self._before
         for row, address in enumerate(trace.baseline.address):
-            if address in self._before:  # else the block is older than the recording
-                trace.baseline.made[row], last = self._before[address]
-                trace.baseline.first_use[row] = trace.baseline.last_use[row] = last
+            if address in last:  # else the block is older than the recording
+                trace.baseline.made[row] = made[address]
+                trace.baseline.first_use[row] = trace.baseline.last_use[row] = last[address]
         flow = Flow(trace, self._origins)
         for number, notes in self._by_operator(blocks):
             at = number - base - 1
@@ -526,8 +628,9 @@ class Uses:
                 if note.kind != OVERWRITE and not columns.first_use[row]:
                     columns.first_use[row] = number
                 columns.last_use[row] = max(columns.last_use[row], number)
-            name, how = self._name[at], self._how[at]
-            flow.add(Done(number, name, self._phase[at], how, name in _FILLS, notes))
+            about = self._about[at]
+            name = about.name
+            flow.add(Done(number, name, self._phase[at], about.how, name in _FILLS, notes))
         alive = {row if not old else ~row for _, old, row in blocks.alive()}
         flow.finish(alive)
         self._origins.update(flow.origins(alive))
@@ -545,7 +648,7 @@ class Uses:
                 if notes:
                     yield now, notes
                 now, notes = number, []
-            block = blocks.at(address, number, made=kind == MADE)
+            block = blocks.at(address, number, kind == MADE)
             if block is not None:
                 notes.append(Note(kind, block, size, offset, width))
         if notes:
@@ -567,16 +670,21 @@ class Uses:
                     frame = self._places.frames[place]
                     stacks[place] = 0 if frame is None else table.stack((table.frame(frame),))
                 columns.last_stack[row] = stacks[place]
-                columns.last_name[row] = table.string(self._name[at])
+                columns.last_name[row] = table.string(self._about[at].name)
                 columns.last_phase[row] = table.string(self._phase[at])
             for row, number in enumerate(columns.first_use):
                 if number > base:
-                    columns.first_name[row] = table.string(self._name[number - base - 1])
+                    columns.first_name[row] = table.string(self._about[number - base - 1].name)
 
     def saved(self, trace: MemoryTrace, name: str) -> None:
-        """The completed trace was written under this name: follow what is alive at its end."""
+        """The completed trace was written under this name: follow what is alive at its end, apart
+        from cuBLAS's workspaces, which no operator gets as an argument and nothing in Python holds.
+        """
+        self._settle()
         for address, baseline, row in self._alive.pop(trace.device, ()):
-            self._followed.setdefault(address, []).append((name, baseline, row))
+            columns = trace.baseline if baseline else trace.events
+            if columns.category[row] != _WORKSPACE:
+                self._followed.setdefault(address, []).append((name, baseline, row))
 
     def followed(
         self, steps: Mapping[str, int], before: int
@@ -584,6 +692,7 @@ class Uses:
         """By address, the rows of blocks that operators made and that nothing has used since the
         end of a trace of a step before ``before``. ``steps``: by the name of the trace.
         """
+        self._settle()
         return {
             address: rows
             for address, rows in self._followed.items()
@@ -592,6 +701,7 @@ class Uses:
 
     def take_later(self, step: int) -> list[LaterUses]:
         """The blocks of traces of earlier steps that this one, ``step``, was the first to use."""
+        self._settle()
         later, self._later = self._later, {}
         return [
             LaterUses(trace, step, tuple(rows), tuple(baseline))
@@ -620,36 +730,43 @@ class _Blocks:
         events = trace.events
         # By address, in order: the operator that had begun when each block began, that when it was
         # freed, and its row, complemented for one of the baseline.
-        self._rows: dict[int, list[list[int]]] = {
-            address: [[0, _NEVER, ~row]] for row, address in enumerate(trace.baseline.address)
+        self._rows: dict[int, tuple[list[int], list[int], list[int]]] = {
+            address: ([0], [_NEVER], [~row]) for row, address in enumerate(trace.baseline.address)
         }
         rows = self._rows
         columns = zip(events.action, events.address, events.operator, strict=True)
         for row, (action, address, operator) in enumerate(columns):
             if action == _ALLOC:
-                rows.setdefault(address, []).append([operator, _NEVER, row])
-            elif action in _FREES and (known := rows.get(address)) and known[-1][1] == _NEVER:
-                known[-1][1] = operator
+                known = rows.get(address)
+                if known is None:
+                    rows[address] = [operator], [_NEVER], [row]
+                else:
+                    known[0].append(operator)
+                    known[1].append(_NEVER)
+                    known[2].append(row)
+            elif action in _FREES and (known := rows.get(address)) and known[1][-1] == _NEVER:
+                known[1][-1] = operator
 
-    def at(self, address: int, number: int, *, made: bool) -> int | None:
+    def at(self, address: int, number: int, made: bool) -> int | None:
         """The row of the block that the operator ``number`` used, or made, at an address;
         complemented for one of the baseline. The clock of events is exact to a microsecond: an
         event at the begin of an operator counts to that one, and may have been before it.
         """
-        rows = self._rows.get(address)
-        if rows is None:
+        known = self._rows.get(address)
+        if known is None:
             return None
-        at = bisect_right(rows, number if made else number - 1, key=lambda row: row[0]) - 1
-        if at < 0 or rows[at][1] < number:
+        begins, ends, rows = known
+        at = bisect_right(begins, number if made else number - 1) - 1
+        if at < 0 or ends[at] < number:
             at += 1  # it began at the begin of the operator
-            if at == len(rows) or rows[at][0] != number:
+            if at == len(rows) or begins[at] != number:
                 return None
-        return rows[at][2]
+        return rows[at]
 
     def alive(self) -> list[tuple[int, bool, int]]:
         """The blocks that are not freed: address, whether the baseline has its row, and the row."""
         return [
-            (address, rows[-1][2] < 0, rows[-1][2] if rows[-1][2] >= 0 else ~rows[-1][2])
-            for address, rows in self._rows.items()
-            if rows[-1][1] == _NEVER
+            (address, rows[-1] < 0, rows[-1] if rows[-1] >= 0 else ~rows[-1])
+            for address, (_, ends, rows) in self._rows.items()
+            if ends[-1] == _NEVER
         ]
