@@ -85,14 +85,14 @@ def _scores(live: LiveMemory, row: int) -> set[int] | None:
     """What weights were computed from element by element, up to the product; None without one."""
     size = live.ledger.requested[row]
     found: set[int] = set()
-    source = live.source(row)
-    while source is not None and source not in found and live.ledger.requested[source] == size:
+    for source in live.sources(row):
+        if live.ledger.requested[source] != size:
+            return None
         found.add(source)
         if live.text("made_name", source) in _PRODUCTS:
             return found if _FACTOR * live.column("inputs")[source] <= size else None
         if live.how(source) is not Made.POINTWISE:
             return None
-        source = live.source(source)
     return None
 
 
@@ -108,7 +108,7 @@ def _multiplied(live: LiveMemory, row: int) -> set[int] | None:
             name = live.text("made_name", product)
             if live.text("made_phase", product).startswith("backward"):
                 continue
-            if name == _DROPOUT:
+            if name == _DROPOUT and product not in found:
                 found.add(product)
                 if live.ledger.requested[product] == live.ledger.requested[row]:
                     ready.append(product)  # and not its mask

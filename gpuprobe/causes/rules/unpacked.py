@@ -53,9 +53,8 @@ def _weight(live: LiveMemory, row: int) -> int | None:
     """
     widths = live.column("width")
     at = row
-    while live.how(at) in _ELEMENTWISE and live.is_temporary(at):
-        source = live.source(at)
-        if source is None:
+    for source in live.sources(row):
+        if live.how(at) not in _ELEMENTWISE or not live.is_temporary(at):
             return None
         if live.category(source) in _WEIGHTS and live.lives.survives(source):
             return source if widths[source] == _PACKED < widths[row] else None
