@@ -552,8 +552,9 @@ def search(
     needs of the last two values show that there is room; or halves it if that does not fit
     (``near``: adds 1, 4, 16, …, or subtracts that). Then searches between the bounds: at the
     intersection of the GPU's memory with the straight line through the needs at both bounds, and
-    every third time in the middle. ``coarse``: stop when the bounds are within this part of the lower one (100: a hundredth). ``tried``, if given, contains
-    known estimates, and gets every new one.
+    every third time in the middle. ``coarse``: stop when the bounds are within this part of the
+    lower one (100: a hundredth). ``tried``, if given, contains known estimates, and gets every new
+    one.
     """
     if tried is None:
         tried = {}
