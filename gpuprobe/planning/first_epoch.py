@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from gpuprobe.clocks import process_time
+from gpuprobe.clocks import monotonic, process_time
 from gpuprobe.model.run.session import EpochEnd
 from gpuprobe.patching import when_imported
 from gpuprobe.sampler.failures import program_error
@@ -25,7 +25,8 @@ ended, so that an evaluation is run only if the program has one within its steps
 @dataclass(frozen=True)
 class EpochLimit:
     """The epoch ends once ``steps`` were made, and the training has taken ``seconds`` of processor
-    time. Steps are calls of optimizers' ``step``, or backward passes of a program without one.
+    time, or twice that in all, as one that waits for the workers of its DataLoader does. Steps are
+    calls of optimizers' ``step``, or backward passes of a program without one.
     """
 
     steps: int
@@ -44,7 +45,7 @@ class FirstEpoch:
         self._limit = limit
         self.argv = program.argv
         self._evaluation: FirstEvaluation | None = None
-        self._began = 0.0  # when the first step had ended
+        self._began = (0.0, 0.0)  # processor time and clock when the first step had ended
         self._steps = 0
         self._ended_after = 0  # steps
 
@@ -102,8 +103,10 @@ class FirstEpoch:
             evaluation.step()
             return None
         self._steps += 1
-        self._began = self._began or process_time()
-        taken = process_time() - self._began
+        now = process_time(), monotonic()
+        if self._steps == 1:
+            self._began = now
+        taken = max(now[0] - self._began[0], (now[1] - self._began[1]) / 2)
         if self._steps < self._limit.steps or taken < self._limit.seconds:
             return None
         if evaluation.begin():

@@ -57,7 +57,7 @@ def fit_program(
 ) -> Fit:
     """Search for the largest value of ``argument`` with which the requested script fits.
 
-    The search starts at the script's value and covers ``least`` to ``most``: it doubles until a
+    The search starts at the script's value and covers ``least`` to ``most``: it rises until a
     value does not fit, or halves until one does, then bisects. With ``compute="auto"`` the first
     value is estimated as `estimate_program` does, the others without large values if no line has
     decided by one. ``request.suggest`` also estimates changes to the run.
@@ -490,7 +490,7 @@ def _not_tried(change: Change, case: EstimateRequest, argument: str, value: int)
 
 def estimates_left(tried: Mapping[int, Trial], most: int, latest: Trial) -> int:
     """About how many estimates a search still needs after its latest one: two secants and a halving
-    between bounds; before there are bounds, doublings up to the GPU's memory as well.
+    between bounds; before there are bounds, as many larger values as at most fit.
     """
     known = {**tried, latest.value: latest}
     low = max((value for value, trial in known.items() if trial.fits), default=0)
@@ -548,12 +548,13 @@ def search(
 ) -> dict[int, Trial]:
     """Estimates by value: among them the largest that fits, and the next one if there is one.
 
-    Doubles the value from ``start`` (default ``least``), or halves it if that does not fit
-    (``near``: adds 1, 4, 16, …, or subtracts that); then
-    searches between the bounds: at the intersection of the GPU's memory with the straight line
-    through the needs at both bounds, and every third time in the middle. ``coarse``: stop when the
-    bounds are within this part of the lower one (100: a hundredth). ``tried``, if given, contains
-    known estimates, and gets every new one.
+    Doubles the value from ``start`` (default ``least``), and takes up to eight times it where the
+    needs of the last two values show that there is room; or halves it if that does not fit
+    (``near``: adds 1, 4, 16, …, or subtracts that). Then searches between the bounds: at the
+    intersection of the GPU's memory with the straight line through the needs at both bounds, and
+    every third time in the middle. ``coarse``: stop when the bounds are within this part of the
+    lower one (100: a hundredth). ``tried``, if given, contains known estimates, and gets every new
+    one.
     """
     if tried is None:
         tried = {}
@@ -570,9 +571,10 @@ def search(
         step *= 4
     if not at(low).fits:
         return tried
-    step = 1
+    step, before = 1, 0
     while at(high).fits and high < most and len(tried) < _MOST_ESTIMATES:
-        low, high = high, min(most, high + step if near else high * 2)
+        further = high + step if near else _further(tried, before, high)
+        before, low, high = high, high, min(most, further)
         step *= 4
     secants = 0
     while not at(high).fits and high - low > max(1, low // coarse if coarse else 1):
@@ -594,6 +596,24 @@ def search(
 def _room(capacity: int) -> int:
     """The need up to which a verdict is usually "fits": it leaves a margin."""
     return int(capacity / (1 + MARGIN))
+
+
+_FURTHEST: Final = 8
+"""How many times a value the next one may be: needs may rise faster than on a straight line."""
+
+
+def _further(tried: dict[int, Trial], before: int, value: int) -> int:
+    """The value to try after two that fit: where the straight line through their needs meets the
+    room in the GPU's memory, from twice the last one to `_FURTHEST` times.
+    """
+    one, other = tried.get(before), tried[value]
+    most = _FURTHEST * value
+    if one is None:
+        return 2 * value
+    rise = other.needed - one.needed
+    room = _room(other.capacity) - other.needed
+    guess = value + room * (value - before) // rise if rise > 0 else most
+    return min(max(2 * value, guess), most)
 
 
 def _between(

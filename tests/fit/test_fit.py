@@ -124,7 +124,23 @@ def test_what_is_known_when_a_search_is_interrupted() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         search(trial, 1, 1000, tried, start=4)
-    assert sorted(tried) == [4, 8, 16]
+    assert sorted(tried) == [4, 8]
+
+
+def test_larger_values_are_taken_up_to_eight_times_the_last() -> None:
+    def trial(value: int) -> Trial:
+        return Trial(value, "fits", Bytes(value), Bytes(value), Bytes(1 << 20))
+
+    tried = search(trial, 1, 1 << 16)
+    assert sorted(tried) == [1, 2, 16, 128, 1024, 8192, 65536]
+
+    def square(value: int) -> Trial:
+        verdict = "fits" if value * value <= 10_000 else "does not fit"
+        return Trial(value, verdict, Bytes(value**2), Bytes(value**2), Bytes(10_000))
+
+    tried = search(square, 1, 1 << 16)
+    assert max(value for value, item in tried.items() if item.fits) == 100
+    assert len(tried) < 16
 
 
 def test_a_function() -> None:

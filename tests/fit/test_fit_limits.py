@@ -70,24 +70,24 @@ def title(fit: Fit) -> str:
 
 
 def test_at_its_limit_a_search_has_what_fits_so_far() -> None:
-    fit = fit_of(Estimates(), seconds=100)  # 1, 2, 4
-    assert (fit.largest, fit.untried) == (4, (5, 100))
+    fit = fit_of(Estimates(), seconds=100)  # 1, 2, and 15, where their line meets the memory
+    assert (fit.largest, fit.untried) == (15, (16, 100))
     search, _ = searched(Estimates(), seconds=100)
     assert search.stopped == "the limit of 100 s was reached (--max-seconds)"
     assert title(fit) == (
-        "t4: the time is over; largest batch_size that fits so far: 4, not yet tried: 5 to 100"
+        "t4: the time is over; largest batch_size that fits so far: 15, not yet tried: 16 to 100"
     )
 
 
 def test_between_bounds_only_the_values_between_them_are_unknown() -> None:
-    fit = fit_of(Estimates(), seconds=190)  # 1, 2, 4, 8, 16, 32
-    assert (fit.largest, fit.untried) == (16, (17, 31))
+    fit = fit_of(Estimates(), seconds=160)  # 1, 2, 15, 30, 16
+    assert (fit.largest, fit.untried) == (16, (17, 29))
 
 
 def test_the_same_for_an_interrupted_search() -> None:
     fit = fit_of(Estimates(stop_at=8))
     assert title(fit) == (
-        "t4: interrupted; largest batch_size that fits so far: 4, not yet tried: 5 to 100"
+        "t4: interrupted; largest batch_size that fits so far: 2, not yet tried: 3 to 100"
     )
 
 

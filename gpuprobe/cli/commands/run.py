@@ -94,8 +94,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--first-epoch",
         type=_epoch_limit,
         metavar="STEPS[,SECONDS]",
-        help="end the first epoch after so many training steps, which have taken so many seconds "
-        "of processor time, and the program after the evaluation that follows",
+        help="end the first epoch after so many training steps that have taken so many seconds of "
+        "processor time (or twice that in all), and the program after the evaluation that follows",
     )
     parser.add_argument(
         "--hazards",
