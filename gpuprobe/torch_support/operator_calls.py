@@ -69,6 +69,7 @@ def _key() -> DispatchKey:
 
 
 _KEY: Final = _key()
+_IMPLICIT: Final = torch._C.DispatchKey.CompositeImplicitAutograd
 HANDLED: Final = torch._C.DispatchKeySet(_KEY)
 """The keys that a thread excludes to call operators without handlers."""
 _Exclude = torch._C._ExcludeDispatchKeyGuard
@@ -188,7 +189,9 @@ def _operator(op: Any, *args: Any, **kwargs: Any) -> Any:
         else:
             composite = _is_composite(op)
         if composite:
-            return op.decompose(*args, **kwargs)
+            # Not `decompose`: that prefers decompositions of torch's in Python, which are for
+            # tracing, and need other memory.
+            return op._op_dk(_IMPLICIT, *args, **kwargs)
         _exclude(_KEY, True)
         try:
             if _has_subclasses(args):  # in torch's own code for subclasses
