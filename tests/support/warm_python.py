@@ -556,12 +556,14 @@ def _reported(error: BaseException) -> object:
         return ended.code
     except BaseException as second:  # noqa: BLE001 - as Python does
         own = second.__traceback__ and second.__traceback__.tb_next
+        if second.__context__ is error:  # Python handles no exception when it calls the hook
+            second.__context__ = None
         for title, shown, frames in (
             ("Error in sys.excepthook:\n", second, own),
             ("\nOriginal exception was:\n", error, trace),
         ):
             _print(title)
-            sys.__excepthook__(type(shown), shown, frames)
+            sys.__excepthook__(type(shown), shown.with_traceback(frames), frames)
     return KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else 1
 
 
