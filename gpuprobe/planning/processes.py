@@ -52,11 +52,20 @@ class ProcessRecorder(NamedTuple):
         if session is None:
             return None
         exit_after(self.steps, self._ended)
-        return _ProcessPeaks(session, self.folder, since)
+        return _ProcessPeaks(session, self.folder, min(since, _started()))
 
     def _ended(self) -> None:
         with contextlib.suppress(OSError):  # as in `_ProcessPeaks`
             (self.folder / f"{os.getpid()}{ENDED}").touch()
+
+
+def _started() -> float:
+    """When this process was started, on the clock of `time.monotonic`: importing torch takes longer
+    than the few steps after which another one has ended that would have been there still.
+    """
+    import psutil
+
+    return time.monotonic() - (time.time() - psutil.Process().create_time())
 
 
 class _ProcessPeaks:

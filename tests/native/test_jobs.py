@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -278,3 +280,14 @@ if __name__ == "__main__":
     found = estimate(text, tmp_path)
     assert found["processes"]["count"] == 2
     assert found["processes"]["at_least"] > 2 * 2**22
+
+
+def test_a_process_is_there_before_it_imports_torch() -> None:
+    program = (
+        "import time; began = time.monotonic()\n"
+        "from gpuprobe.planning.processes import _started\n"
+        "print(began - 60 < _started() <= began)"
+    )
+    words = [sys.executable, "-c", program]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.stdout == "True\n", done.stderr

@@ -114,7 +114,7 @@ def test_the_first_kept_block_of_a_stream_and_a_thread_is_the_workspace(
     ):
         trace.events.append(action, address, nbytes, stack=stack)
     found = Workspaces()
-    found.name(trace)
+    found.name(trace, uses=False)
     named = [
         address
         for address, code in zip(trace.events.address, trace.events.category, strict=True)
@@ -125,7 +125,7 @@ def test_the_first_kept_block_of_a_stream_and_a_thread_is_the_workspace(
     later = MemoryTrace("cuda:0")
     for address in (0x1000, 0x3000):
         later.baseline.append(ALLOC, address, size)
-    found.name(later)
+    found.name(later, uses=False)
     assert [Category.from_code(code) for code in later.baseline.category] == [
         Category.UNKNOWN,
         Category.WORKSPACE,

@@ -397,7 +397,7 @@ class Uses:
         self._note(result, number * KINDS + MADE)
         if about.how == Made.COPY and args and isinstance(result, _Tensor):
             self._note_padding(args[0], result, number)
-        if kwargs and pins(about.name, kwargs):
+        if pins(about.name, kwargs):
             self.pinned.made(result, self._place[number - self._base - 1])
 
     def _note(self, value: object, entry: int) -> None:
