@@ -61,11 +61,13 @@ class ProcessRecorder(NamedTuple):
 
 def _started() -> float:
     """When this process was started, on the clock of `time.monotonic`: importing torch takes longer
-    than the few steps after which another one has ended that would have been there still.
+    than the few steps after which another one has ended that would have been there still. Never
+    earlier than it was: field 22 of ``/proc/self/stat`` (proc(5)) has whole ticks of the clock.
     """
-    import psutil
-
-    return time.monotonic() - (time.time() - psutil.Process().create_time())
+    fields = Path("/proc/self/stat").read_text(encoding="ascii", errors="replace")
+    ticks = int(fields.rpartition(")")[2].split()[19])
+    started = (ticks + 1) / os.sysconf("SC_CLK_TCK")
+    return time.monotonic() - (time.clock_gettime(time.CLOCK_BOOTTIME) - started)
 
 
 class _ProcessPeaks:

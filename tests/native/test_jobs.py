@@ -284,7 +284,7 @@ if __name__ == "__main__":
 
 def test_a_process_is_there_before_it_imports_torch() -> None:
     program = (
-        "import time; began = time.monotonic()\n"
+        "import time; time.sleep(0.1); began = time.monotonic()\n"
         "from gpuprobe.planning.processes import _started\n"
         "print(began - 60 < _started() <= began)"
     )
