@@ -51,26 +51,47 @@ def _first(arguments: Sequence[Any]) -> Changes:
     yield arguments[0], True
 
 
+def _first_in(arguments: Sequence[Any]) -> Changes:
+    """The last argument may be the descriptor of the folder that the path is relative to."""
+    yield _in_folder(arguments[0], arguments[-1]), True
+
+
 def _entries(arguments: Sequence[Any]) -> Changes:
-    """Of entries only their folders change."""
-    for path in arguments:
-        if isinstance(path, (str, bytes, os.PathLike)):
-            yield Path(os.path.abspath(os.fsdecode(path))).parent, True  # noqa: PTH100
+    """Of entries only their folders change. The descriptors of folders come last."""
+    paths = [path for path in arguments if isinstance(path, (str, bytes, os.PathLike))]
+    folders = [number for number in arguments if isinstance(number, int)][-len(paths) :]
+    for at, path in enumerate(paths):
+        folder = folders[at] if len(folders) == len(paths) else None
+        whole = os.path.abspath(os.fsdecode(_in_folder(path, folder)))  # noqa: PTH100
+        yield Path(whole).parent, True
+
+
+def _in_folder(path: Any, folder: Any) -> Any:
+    """A path that is relative to a folder, of which ``folder`` may be the descriptor."""
+    if not isinstance(folder, int) or folder < 0 or isinstance(path, int):
+        return path
+    text = os.fsdecode(path)
+    if os.path.isabs(text):  # noqa: PTH117
+        return path
+    try:
+        return Path(os.readlink(f"/proc/self/fd/{folder}"), text)  # noqa: PTH115
+    except OSError:
+        return path
 
 
 _PATHS: Final[dict[str, Callable[[Sequence[Any]], Changes]]] = {
     "open": _opened,
-    "os.mkdir": _first,
+    "os.mkdir": _first_in,
     "os.rename": _entries,
     "os.link": lambda arguments: _entries(arguments[1:]),
     "os.symlink": lambda arguments: _entries(arguments[1:]),
     "os.remove": _entries,
     "os.rmdir": _entries,
-    "shutil.rmtree": _first,
+    "shutil.rmtree": _first_in,
     "os.truncate": _first,
-    "os.chmod": _first,
-    "os.chown": _first,
-    "os.utime": _first,
+    "os.chmod": _first_in,
+    "os.chown": _first_in,
+    "os.utime": _first_in,
     "sqlite3.connect": _first,
 }
 """By the name of the event: https://docs.python.org/3/library/audit_events.html."""
