@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from gpuprobe.model.needs import UsesCost
     from gpuprobe.model.run.session import Step
     from gpuprobe.native.session import NativeSession
-    from gpuprobe.planning.first_epoch import EpochLimit, FirstEpoch
+    from gpuprobe.planning.first_epoch import EpochLimit
     from gpuprobe.recording.writer import RecordingWriter
     from gpuprobe.sampler.base import Sink
     from gpuprobe.sampler.program import Program, Runnable
@@ -298,14 +298,9 @@ def run(
     ``epoch``: end the program's first epoch there, and the program after the evaluation that
     follows.
     """
-    first = None
-    if epoch is not None:
-        from gpuprobe.planning.first_epoch import FirstEpoch
-
-        first = FirstEpoch(loaded, epoch)
     recorded = partial(
         _recorded,
-        loaded if first is None else first,
+        loaded,
         output,
         level,
         force,
@@ -315,7 +310,7 @@ def run(
         on_step,
         holders,
         uses,
-        first,
+        epoch,
     )
     if gpu is not None:
         from gpuprobe.api.simulated_gpu import require_torch
@@ -391,12 +386,10 @@ def _recorded(
     on_step: Callable[[Step], None] | None,
     holders: bool,
     uses: bool,
-    first: FirstEpoch | None,
+    epoch: EpochLimit | None,
     session: NativeSession | None,
 ) -> RunResult:
-    """Run a program in this process, on the GPUs of ``session``, and record it. ``first``: the
-    program again, if its epoch may be ended.
-    """
+    """Run a program in this process, on the GPUs of ``session``, and record it."""
     from gpuprobe.patching import when_imported
     from gpuprobe.sampler.program import exit_code, python_restored, signals_restored
 
@@ -422,7 +415,11 @@ def _recorded(
             uses=uses,
         )
         recorder.set_argv(loaded.argv)
-        if first is not None:
+        first = None
+        if epoch is not None:
+            from gpuprobe.planning.first_epoch import FirstEpoch
+
+            loaded = first = FirstEpoch(loaded, epoch)
             recorder.progress, first.on_stop = first.phase, recorder.stop
         if not holders:
             recorder.without_holders()
@@ -454,9 +451,9 @@ def _recorded(
                 recorder.found(finding)
             children.report(recorder, started)
             recorder.finish()
-            epoch = recorder.epoch
+            ended_epoch = recorder.epoch
             result = result._replace(
-                assumed=(*children.assumed, *([] if epoch is None else [epoch.text])),
+                assumed=(*children.assumed, *([ended_epoch.text] if ended_epoch else ())),
                 spawned=_as_requested(output, tuple(children.recordings())),
                 children=len(started),
                 uses_cost=recorder.uses_cost,

@@ -127,8 +127,7 @@ class EstimatedProgram(EstimatedFunction):
     def __init__(self, program: Program, request: EstimateRequest) -> None:
         super().__init__(program.run, request.steps)
         self._bounded = bool(request.why)
-        self._recorder: Recorder | None = None
-        self._evaluation = FirstEvaluation(self._stops)
+        self._evaluation = FirstEvaluation()
         self.handler = handler_of(program.argv[0])
 
     def progress(self, report: Progress | None) -> Progress | None:
@@ -145,7 +144,7 @@ class EstimatedProgram(EstimatedFunction):
         """Run the program; returns how many steps it made: of its optimizer, or backward passes if
         it has none.
         """
-        self._recorder = recorder
+        self._evaluation.on_stop = recorder.stop
         with (
             restored_if_it_fails(),
             self._evaluation.watch(),
@@ -166,10 +165,6 @@ class EstimatedProgram(EstimatedFunction):
                 measured.session.assume(assumption_text(processes.used))
             measured.include(processes.assumed, processes.unknown_reads)
         return count()
-
-    def _stops(self) -> None:
-        if self._recorder is not None:
-            self._recorder.stop()
 
     def _end(self, measured: NativeMeasurement) -> BaseException | None:
         """The program has made its steps: what ends it; None if an evaluation may follow."""

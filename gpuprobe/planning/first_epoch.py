@@ -47,7 +47,7 @@ class FirstEpoch:
         self._evaluation: FirstEvaluation | None = None
         self._began = (0.0, 0.0)  # processor time and clock when the first step had ended
         self._steps = 0
-        self._ended_after = 0  # steps
+        self._stopped = False  # after them, as its epoch could not be ended
 
     def run(self) -> None:
         """Run the program. Raises what it raises, but for errors after the end of its epoch that
@@ -73,15 +73,14 @@ class FirstEpoch:
 
     def end(self) -> EpochEnd | None:
         """How the epoch was ended; None if the program ended before."""
-        if not self._ended_after or self._evaluation is None:
-            return None
         evaluation = self._evaluation
-        if evaluation.began:
-            text = evaluation.assumption(self._ended_after)
-            return EpochEnd(self._ended_after, text, evaluation.complete)
+        if evaluation is not None and evaluation.began:
+            return EpochEnd(self._steps, evaluation.assumption(self._steps), evaluation.complete)
+        if not self._stopped:
+            return None
         return EpochEnd(
-            self._ended_after,
-            f"the program was stopped after step {self._ended_after}: later code, such as an "
+            self._steps,
+            f"the program was stopped after step {self._steps}: later code, such as an "
             "evaluation, was not run and may need more",
             evaluated=False,
         )
@@ -89,7 +88,8 @@ class FirstEpoch:
     def _watch(self, stack: ExitStack) -> None:
         from gpuprobe.planning.first_evaluation import FirstEvaluation
 
-        self._evaluation = evaluation = FirstEvaluation(lambda: self.on_stop())
+        self._evaluation = evaluation = FirstEvaluation()
+        evaluation.on_stop = self.on_stop
         stack.enter_context(evaluation.watch())
         stack.enter_context(limit(1, self._after_step))
         stack.enter_context(limit_without_optimizer(1, self._after_step))
@@ -109,11 +109,8 @@ class FirstEpoch:
         taken = max(now[0] - self._began[0], (now[1] - self._began[1]) / 2)
         if self._steps < self._limit.steps or taken < self._limit.seconds:
             return None
-        if evaluation.begin():
-            self._ended_after = self._steps
+        if evaluation.begin() or taken < _WITHOUT_LOADER * self._limit.seconds:
             return None
-        if taken < _WITHOUT_LOADER * self._limit.seconds:
-            return None
-        self._ended_after = self._steps
+        self._stopped = True
         self.on_stop()
         return Enough()

@@ -54,13 +54,11 @@ _HERE: Final = (__name__, changes_of.__module__)
 
 
 class FirstEvaluation:
-    """Ends the epoch of the program in this process, and the program after what follows.
-    ``on_stop`` is called before the program is stopped, while its functions still have what they
-    have.
-    """
+    """Ends the epoch of the program in this process, and the program after what follows."""
 
-    def __init__(self, on_stop: Callable[[], None]) -> None:
-        self._on_stop = on_stop
+    def __init__(self) -> None:
+        self.on_stop: Callable[[], None] = lambda: None
+        """Called before the program is stopped, while its functions still have what they have."""
         self._patches = Patches()
         self._over = False  # the program has ended
         self._process = os.getpid()
@@ -221,7 +219,7 @@ class FirstEvaluation:
     def _stop(self, why: str) -> None:
         if not self.ended:
             self.ended = why
-            self._on_stop()
+            self.on_stop()
         raise Enough
 
 

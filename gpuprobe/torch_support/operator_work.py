@@ -405,11 +405,6 @@ def _attention_of(implementation: str, *, backward: bool, heads_first: bool) -> 
     return make
 
 
-_PRODUCTS: Final = frozenset(
-    """mm bmm addmm addmm_ _addmm_activation baddbmm baddbmm_ mv addmv addmv_ _int_mm _scaled_mm
-    convolution _convolution cudnn_convolution convolution_backward""".split()  # noqa: SIM905 - a list to be read
-)
-"""Of `_SPECIAL`, those whose type depends on whether float32 is multiplied in TF32."""
 _SPECIAL: Final[dict[str, _Made]] = {
     "mm": _product_of("self", "mat2"),
     "bmm": _product_of("self", "mat2"),
@@ -446,3 +441,5 @@ _SPECIAL: Final[dict[str, _Made]] = {
     "_efficient_attention_forward": _attention_of("efficient", backward=False, heads_first=False),
     "_efficient_attention_backward": _attention_of("efficient", backward=True, heads_first=False),
 }
+_PRODUCTS: Final = frozenset(name for name in _SPECIAL if "_attention" not in name)
+"""Those whose type depends on whether float32 is multiplied in TF32."""

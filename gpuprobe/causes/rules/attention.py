@@ -84,13 +84,13 @@ def _remedy(live: LiveMemory, row: int) -> tuple[str, str]:
 def _scores(live: LiveMemory, row: int) -> set[int] | None:
     """What weights were computed from element by element, up to the product; None without one."""
     size = live.ledger.requested[row]
-    found: set[int] = set()
+    scores: set[int] = set()
     for source in live.sources(row):
         if live.ledger.requested[source] != size:
             return None
-        found.add(source)
+        scores.add(source)
         if live.text("made_name", source) in _PRODUCTS:
-            return found if _FACTOR * live.column("inputs")[source] <= size else None
+            return scores if _FACTOR * live.column("inputs")[source] <= size else None
         if live.how(source) is not Made.POINTWISE:
             return None
     return None
@@ -101,22 +101,22 @@ def _multiplied(live: LiveMemory, row: int) -> set[int] | None:
     their own backward pass does; None otherwise.
     """
     multiplied = False
-    found = {row}
+    weights = {row}
     ready = [row]
     while ready:
         for product in live.products.get(ready.pop(), ()):
             name = live.text("made_name", product)
             if live.text("made_phase", product).startswith("backward"):
                 continue
-            if name == _DROPOUT and product not in found:
-                found.add(product)
+            if name == _DROPOUT and product not in weights:
+                weights.add(product)
                 if live.ledger.requested[product] == live.ledger.requested[row]:
                     ready.append(product)  # and not its mask
             elif name in _PRODUCTS:
                 multiplied = True
             elif name != _MEAN or live.products.get(product):
                 return None
-    return found if multiplied else None
+    return weights if multiplied else None
 
 
 def _gradients(live: LiveMemory, group: set[int]) -> set[int]:

@@ -92,16 +92,16 @@ def parts_of(model: torch.nn.Module) -> dict[int, ModelPart]:
     """By id, the modules inside of a model that a program may call alone. Layers of torch
     are left out: without a call of one of the others, their calls do not show a forward pass.
     """
-    found: dict[int, ModelPart] = {}
+    parts: dict[int, ModelPart] = {}
     owner, whole = model, _wrapped(model)
-    while whole is not None and id(whole) not in found:
-        found[id(whole)] = ModelPart(weakref.ref(whole), True, weakref.ref(whole))
+    while whole is not None and id(whole) not in parts:
+        parts[id(whole)] = ModelPart(weakref.ref(whole), True, weakref.ref(whole))
         owner, whole = whole, _wrapped(whole)
     for _, module in modules_of(model):
-        known = module is model or id(module) in found
+        known = module is model or id(module) in parts
         if not known and _callable(module) and not _is_layer_of_torch(module):
-            found[id(module)] = ModelPart(weakref.ref(module), False, weakref.ref(owner))
-    return found
+            parts[id(module)] = ModelPart(weakref.ref(module), False, weakref.ref(owner))
+    return parts
 
 
 def _wrapped(module: torch.nn.Module) -> torch.nn.Module | None:

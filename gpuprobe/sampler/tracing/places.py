@@ -80,8 +80,8 @@ class OperatorPlaces:
             if _any_generated() and (generated := self._generated_place(_getframe(1))):
                 place = generated
             elif (node := _node_now()) is not None:
-                found = self._of_node.get(node._sequence_nr())
-                place = self._backward_place() if found is None else found
+                known = self._of_node.get(node._sequence_nr())
+                place = self._backward_place() if known is None else known
             else:
                 place = self._forward_place(_getframe(1))
         except Exception as error:  # an internal error must not end the program
