@@ -417,10 +417,12 @@ def _recorded(
         recorder.set_argv(loaded.argv)
         first = None
         if epoch is not None:
-            from gpuprobe.planning.first_epoch import FirstEpoch
+            from gpuprobe.planning.first_epoch import FirstEpoch, FirstEpochOnly
 
-            loaded = first = FirstEpoch(loaded, epoch)
-            recorder.progress, first.on_stop = first.phase, recorder.stop
+            first = FirstEpoch(epoch)
+            first.on_stop = first.on_stop_in_training = recorder.stop
+            recorder.progress = first.phase
+            loaded = FirstEpochOnly(loaded, first)
         if not holders:
             recorder.without_holders()
         children.follow(recorder, stack)

@@ -22,10 +22,10 @@ from gpuprobe.errors import (
 )
 from gpuprobe.model.plans.estimate import Estimate
 from gpuprobe.model.plans.request import EstimateRequest
-from gpuprobe.model.run.session import EpochEnd
 from gpuprobe.native.measurement import NativeMeasurement
 from gpuprobe.planning.figures import estimate_of
-from gpuprobe.planning.first_evaluation import FirstEvaluation, described
+from gpuprobe.planning.first_epoch import EpochLimit, FirstEpoch
+from gpuprobe.planning.first_evaluation import described
 from gpuprobe.planning.peers import Job
 from gpuprobe.planning.processes import (
     OtherProcesses,
@@ -40,12 +40,7 @@ from gpuprobe.recording.files import scratch_recording
 from gpuprobe.recording.load import load
 from gpuprobe.recording.writer import RecordingWriter
 from gpuprobe.sampler.environment import as_rank
-from gpuprobe.sampler.hooks.optimizer_steps import (
-    Enough,
-    limit,
-    limit_without_optimizer,
-    made_optimizer,
-)
+from gpuprobe.sampler.hooks.optimizer_steps import Enough, made_optimizer
 from gpuprobe.sampler.processes.children import following
 from gpuprobe.sampler.program import Program, restored_if_it_fails, signals_restored
 from gpuprobe.sampler.recorder import Recorder
@@ -115,7 +110,7 @@ class EstimatedFunction:
 
 class EstimatedProgram(EstimatedFunction):
     """Runs a program until it ends or has made the requested optimizer steps, and the evaluation
-    that follows (`FirstEvaluation`). A second run raises `TooLarge` if this machine's memory is too
+    that follows (`FirstEpoch`). A second run raises `TooLarge` if this machine's memory is too
     small for its tensors.
     """
 
@@ -127,7 +122,7 @@ class EstimatedProgram(EstimatedFunction):
     def __init__(self, program: Program, request: EstimateRequest) -> None:
         super().__init__(program.run, request.steps)
         self._bounded = bool(request.why)
-        self._evaluation = FirstEvaluation()
+        self._epoch = FirstEpoch(EpochLimit(request.steps))
         self.handler = handler_of(program.argv[0])
 
     def progress(self, report: Progress | None) -> Progress | None:
@@ -136,7 +131,7 @@ class EstimatedProgram(EstimatedFunction):
         def phase(step: int, path: str) -> None:
             if report is not None:
                 report(step, path)
-            self._evaluation.phase(path)
+            self._epoch.phase(step, path)
 
         return phase
 
@@ -144,64 +139,40 @@ class EstimatedProgram(EstimatedFunction):
         """Run the program; returns how many steps it made: of its optimizer, or backward passes if
         it has none.
         """
-        self._evaluation.on_stop = recorder.stop
-        with (
-            restored_if_it_fails(),
-            self._evaluation.watch(),
-            limit(self._steps, lambda: self._end(measured)) as optimized,
-            limit_without_optimizer(self._steps, lambda: self._end(measured)) as passed,
-            scratch_recording() as scratch,
-        ):
-
-            def count() -> int:
-                return optimized() or passed()
-
-            self._run(measured, recorder, scratch.parent, count)
-            if not count():
+        epoch = self._epoch
+        epoch.on_stop = recorder.stop
+        epoch.on_end = lambda: self._keep_needed(measured)
+        epoch.on_stop_in_training = self._collect
+        with restored_if_it_fails(), epoch.watch(), scratch_recording() as scratch:
+            self._run(measured, recorder, scratch.parent)
+            steps = epoch.steps
+            if not steps:
                 _refuse_untrained(measured)
             processes = started_processes(scratch.parent, measured.models())
             self.others = processes.needs
             if processes.used:
                 measured.session.assume(assumption_text(processes.used))
             measured.include(processes.assumed, processes.unknown_reads)
-        return count()
+        return steps
 
-    def _end(self, measured: NativeMeasurement) -> BaseException | None:
-        """The program has made its steps: what ends it; None if an evaluation may follow."""
-        evaluation = self._evaluation
-        if evaluation.began:
-            evaluation.step()
-            return None
-        if evaluation.begin():
-            self.trained = NeededValues(*measured.unknown_read(), measured.session.refused())
-            return None
-        self._collect()
-        return Enough()
+    def _keep_needed(self, measured: NativeMeasurement) -> None:
+        """Keep the values that the training steps needed: an evaluation follows."""
+        self.trained = NeededValues(*measured.unknown_read(), measured.session.refused())
 
-    def _run(
-        self,
-        measured: NativeMeasurement,
-        recorder: Recorder,
-        folder: Path,
-        count: Callable[[], int],
-    ) -> None:
-        """Run the program to its end. ``folder``: for what the processes that it starts leave;
-        ``count`` returns the optimizer steps so far.
-        """
-        evaluation = self._evaluation
+    def _run(self, measured: NativeMeasurement, recorder: Recorder, folder: Path) -> None:
+        """Run the program to its end. ``folder``: for what the processes that it starts leave."""
+        epoch = self._epoch
         try:
             started = following(ProcessRecorder(folder, self._steps))
             with interrupt_stalls(folder), started, signals_restored():
                 self._step()
         except (Exception, Enough, SystemExit, UnknownValue) as error:  # noqa: BLE001 - in the result
-            if not evaluation.ended_by(error):
-                self._ended(measured, error, count())
-        if evaluation.began:
+            if not epoch.ended_by(error):
+                self._ended(measured, error, epoch.steps)
+        if epoch.ended:
             self._collect()
-            measured.session.assume(evaluation.assumption(self._steps, "--steps"))
-            recorder.epoch = EpochEnd(
-                self._steps, evaluation.assumption(self._steps), evaluation.complete
-            )
+            measured.session.assume(epoch.assumption("--steps"))
+            recorder.epoch = epoch.end()
 
     def _ended(self, measured: NativeMeasurement, error: BaseException, steps: int) -> None:
         """The program ended by an exception in its training, after ``steps``."""

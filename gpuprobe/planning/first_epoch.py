@@ -1,9 +1,11 @@
-"""A program that is run for a while: some training steps, and the evaluation after them."""
+"""The training steps of a program that is run for a while, and the evaluation after them: of an
+estimate, an explanation, a trial of a check.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -22,11 +24,16 @@ _WITHOUT_LOADER: Final = 2
 ended, so that an evaluation is run only if the program has one within its steps."""
 
 
+def _nothing() -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class EpochLimit:
-    """The epoch ends once ``steps`` were made, and the training has taken ``seconds`` of processor
-    time, or twice that in all, as one that waits for the workers of its DataLoader does. Steps are
-    calls of optimizers' ``step``, or backward passes of a program without one.
+    """The epoch ends once every optimizer has made ``steps``, or one of them one more, and the
+    training has taken ``seconds`` of processor time since the first step, or twice that in all, as
+    one that waits for the workers of its DataLoader does. Steps of a program without an optimizer
+    are its backward passes.
     """
 
     steps: int
@@ -34,48 +41,72 @@ class EpochLimit:
 
 
 class FirstEpoch:
-    """Runs a program up to the end of its first epoch, which ends at ``limit``, and what follows
-    (`gpuprobe.planning.first_evaluation`). Nothing is changed before the program imports torch.
+    """Ends the epoch of the program in this process at ``limit``, and the program after what
+    follows (`gpuprobe.planning.first_evaluation`).
     """
 
-    def __init__(self, program: Runnable, limit: EpochLimit) -> None:
-        self.on_stop: Callable[[], None] = lambda: None
-        """Called before the program is stopped, while its functions still have what they have."""
-        self._program = program
+    def __init__(self, limit: EpochLimit) -> None:
+        self.on_end: Callable[[], None] = _nothing
+        """Called when the epoch was ended: the program continues with an evaluation."""
+        self.on_stop: Callable[[], None] = _nothing
+        """Called before the program is stopped in what follows, while its functions still have what
+        they have."""
+        self.on_stop_in_training: Callable[[], None] = _nothing
+        """Called before the program is stopped after its steps, if its epoch cannot be ended."""
         self._limit = limit
-        self.argv = program.argv
         self._evaluation: FirstEvaluation | None = None
-        self._began = (0.0, 0.0)  # processor time and clock when the first step had ended
-        self._steps = 0
-        self._stopped = False  # after them, as its epoch could not be ended
+        self._count: Callable[[], int] = int
+        self._steps = 0  # when the epoch ended
+        self._began: tuple[float, float] | None = None  # processor time and clock after a step
+        self._stopped = False
 
-    def run(self) -> None:
-        """Run the program. Raises what it raises, but for errors after the end of its epoch that
-        are not about memory: they may be due to that.
-        """
-        with ExitStack() as stack:
-            stack.callback(when_imported("torch", lambda: self._watch(stack)))
-            try:
-                self._program.run()
-            except Enough:
-                pass
-            except BaseException as error:
-                evaluation = self._evaluation
-                if program_error(error).out_of_memory or evaluation is None:
-                    raise
-                if not evaluation.ended_by(error):
-                    raise
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Inside, the steps of the program are counted, and its epoch ends. Imports torch."""
+        from gpuprobe.planning.first_evaluation import FirstEvaluation
+
+        self._evaluation = evaluation = FirstEvaluation()
+        evaluation.on_stop = self.on_stop
+        steps = self._limit.steps
+        with (
+            evaluation.watch(),
+            limit(1, self._first_step),
+            limit_without_optimizer(1, self._first_step),
+            limit(steps, lambda: self._after_steps(evaluation)) as optimized,
+            limit_without_optimizer(steps, lambda: self._after_steps(evaluation)) as passed,
+        ):
+            self._count = lambda: optimized() or passed()
+            yield
+
+    @property
+    def steps(self) -> int:
+        """How many the program has made: the most of one optimizer, or backward passes."""
+        return self._count()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the epoch was ended, and the program continued."""
+        return self._evaluation is not None and self._evaluation.began
 
     def phase(self, step: int, path: str) -> None:
         """The program is in this phase of a step; see `FirstEvaluation.phase`."""
         if self._evaluation is not None:
             self._evaluation.phase(path)
 
+    def ended_by(self, error: BaseException) -> bool:
+        """Whether an exception that ended the program only ended what followed the epoch."""
+        return self._evaluation is not None and self._evaluation.ended_by(error)
+
+    def assumption(self, option: str = "") -> str:
+        """What was run after the epoch, if it was ended; see `FirstEvaluation.assumption`."""
+        assert self._evaluation is not None
+        return self._evaluation.assumption(self._steps, option)
+
     def end(self) -> EpochEnd | None:
         """How the epoch was ended; None if the program ended before."""
         evaluation = self._evaluation
         if evaluation is not None and evaluation.began:
-            return EpochEnd(self._steps, evaluation.assumption(self._steps), evaluation.complete)
+            return EpochEnd(self._steps, self.assumption(), evaluation.complete)
         if not self._stopped:
             return None
         return EpochEnd(
@@ -85,32 +116,52 @@ class FirstEpoch:
             evaluated=False,
         )
 
-    def _watch(self, stack: ExitStack) -> None:
-        from gpuprobe.planning.first_evaluation import FirstEvaluation
+    def _first_step(self) -> None:
+        """A step was made, the first or a later one."""
+        if self._began is None:
+            self._began = process_time(), monotonic()
 
-        self._evaluation = evaluation = FirstEvaluation()
-        evaluation.on_stop = self.on_stop
-        stack.enter_context(evaluation.watch())
-        stack.enter_context(limit(1, self._after_step))
-        stack.enter_context(limit_without_optimizer(1, self._after_step))
-
-    def _after_step(self) -> BaseException | None:
-        """A step was made. Returns what ends the program, None to continue."""
-        evaluation = self._evaluation
-        if evaluation is None:
-            return None
+    def _after_steps(self, evaluation: FirstEvaluation) -> BaseException | None:
+        """The program has made its steps. Returns what ends it, None to continue."""
         if evaluation.began:
             evaluation.step()
             return None
-        self._steps += 1
-        now = process_time(), monotonic()
-        if self._steps == 1:
-            self._began = now
-        taken = max(now[0] - self._began[0], (now[1] - self._began[1]) / 2)
-        if self._steps < self._limit.steps or taken < self._limit.seconds:
+        began = self._began or (process_time(), monotonic())
+        taken = max(process_time() - began[0], (monotonic() - began[1]) / 2)
+        if taken < self._limit.seconds:
             return None
-        if evaluation.begin() or taken < _WITHOUT_LOADER * self._limit.seconds:
+        self._steps = self.steps
+        if evaluation.begin():
+            self.on_end()
+            return None
+        if taken < _WITHOUT_LOADER * self._limit.seconds:
             return None
         self._stopped = True
-        self.on_stop()
+        self.on_stop_in_training()
         return Enough()
+
+
+class FirstEpochOnly:
+    """A program that is run up to the end of its first ``epoch`` and of what follows. Nothing is
+    changed before it imports torch.
+    """
+
+    def __init__(self, program: Runnable, epoch: FirstEpoch) -> None:
+        self._program = program
+        self._epoch = epoch
+        self.argv = program.argv
+
+    def run(self) -> None:
+        """Run the program. Raises what it raises, but for errors after the end of its epoch that
+        are not about memory: they may be due to that.
+        """
+        with ExitStack() as stack:
+            watch = self._epoch.watch
+            stack.callback(when_imported("torch", lambda: stack.enter_context(watch())))
+            try:
+                self._program.run()
+            except Enough:
+                pass
+            except BaseException as error:
+                if program_error(error).out_of_memory or not self._epoch.ended_by(error):
+                    raise
