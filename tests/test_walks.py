@@ -13,6 +13,7 @@ from gpuprobe.model.plans.request import EstimateRequest
 from gpuprobe.native.measurement import EngineRun
 from gpuprobe.native.session import EngineOptions
 from gpuprobe.planning.figures import DeviceFit
+from gpuprobe.planning.verdict import NeededMemory
 from gpuprobe.sampler.program import Program
 
 pytestmark = pytest.mark.simulated
@@ -36,7 +37,15 @@ def test_the_path_of_an_estimate(tmp_path: Path, capsys: pytest.CaptureFixture[s
     def estimate() -> None:
         assert main(["estimate", str(script), "--gpu", "t4"]) == 0
 
-    followed = EstimateRequest, Program, EngineOptions, EngineRun, DeviceFit, Estimate
+    followed = (
+        EstimateRequest,
+        Program,
+        EngineOptions,
+        EngineRun,
+        DeviceFit,
+        NeededMemory,
+        Estimate,
+    )
     found = walks.walk(estimate, *followed)
     assert "t4: fits" in capsys.readouterr().out
     assert walks.named("The path of an estimate") == found.path

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from gpuprobe.allocator.replay import replay_trace
-from gpuprobe.allocator.whatif import WhatIfOutcome, peaks_by_address_order, what_if
+from gpuprobe.allocator.whatif import peaks_by_address_order, what_if
 from gpuprobe.analysis.communication import transfers
 from gpuprobe.analysis.evaluation import WITH_GRADIENTS
 from gpuprobe.analysis.peak.peaks import device_categories, device_peaks
@@ -17,12 +17,8 @@ from gpuprobe.analysis.trace.parts import traced
 from gpuprobe.causes.recorded import CYCLE, EVALUATION
 from gpuprobe.model.io.files import gc_paused
 from gpuprobe.model.plans.estimate import (
-    FITS,
-    MARGIN,
     NOT,
-    RELEASING,
     SEVERITY,
-    WITHIN_MARGIN,
     DeviceEstimate,
     Estimate,
     EstimateCause,
@@ -39,6 +35,7 @@ from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Bytes, Peak, Unavailable, available
 from gpuprobe.native.measurement import DeviceRun, EngineRun
 from gpuprobe.planning.processes import NO_PROCESSES, OtherProcesses
+from gpuprobe.planning.verdict import NeededMemory, verdict_of
 from gpuprobe.recording.summary import summarize
 from gpuprobe.reporters.sections.causes import effect_text
 from gpuprobe.reporters.sections.parts import capitalized
@@ -284,67 +281,6 @@ def _growth(report: Report, device: str, waits: int) -> tuple[int, tuple[Estimat
     if all(one.rule != CYCLE for one in causes):
         causes = (_of_cycles(waits), *causes)
     return 0, causes
-
-
-class NeededMemory(NamedTuple):
-    """The memory that a run needs on a GPU with ``capacity`` bytes. ``low`` to ``high`` is the
-    printed range of reserved memory, as simulated without a limit, ``simulated`` its upper end
-    before it was widened; ``outside_low`` to ``outside_high`` is the memory of the CUDA context, of
-    NCCL and of the processes that the program starts.
-    """
-
-    capacity: int
-    allocated: int
-    simulated: int
-    low: int
-    high: int
-    outside_low: int
-    outside_high: int
-
-
-def verdict_of(need: NeededMemory, within: Callable[[int], WhatIfOutcome]) -> tuple[str, str]:
-    """The verdict, and a sentence that explains it ("" for `FITS`).
-
-    ``within`` simulates the run with a limit in bytes for the allocator, which releases cached
-    memory before it fails, as torch does. The verdict is `FITS` only if the whole printed range is
-    within the capacity.
-    """
-    capacity = human_bytes(need.capacity)
-    reserved = max(need.high, round(need.simulated * (1 + MARGIN)))
-    if reserved + need.outside_high <= need.capacity:
-        return FITS, ""
-    best = within(need.capacity - need.outside_low)
-    if best.would_oom == best.orders:
-        return NOT, (
-            f"with {capacity} an allocation fails in all {best.orders} simulations, also after all "
-            "cached memory was released"
-        )
-    worst = within(need.capacity - need.outside_high)
-    if worst.would_oom:
-        return WITHIN_MARGIN, (
-            f"with {capacity} an allocation fails in {worst.would_oom} of {worst.orders} "
-            "simulations, which differ in the addresses that the driver returns"
-        )
-    tight = round(need.allocated * (1 + MARGIN)) + need.outside_high
-    if tight > need.capacity:
-        return WITHIN_MARGIN, (
-            f"tensors, CUDA context and a margin of {MARGIN:.0%} need {human_bytes(tight)} of "
-            f"{capacity}, without any cached memory"
-        )
-    if need.low + need.outside_low > need.capacity:
-        calls = worst.retries.most
-        times = "once" if calls == 1 else f"{calls} times"
-        return RELEASING, (
-            f"torch would reserve more than {capacity}. To run it must return cached memory to the "
-            f"driver and allocate again ({times} in the simulation), which is slow, and fails if "
-            "memory is more fragmented than simulated"
-        )
-    if need.high + need.outside_high > need.capacity:
-        return WITHIN_MARGIN, (
-            f"the upper end of the range is above {capacity}; torch then has to release cached "
-            "memory"
-        )
-    return FITS, ""
 
 
 def _sent(run: EngineRun, report: Report) -> dict[int, CollectiveRecord]:

@@ -17,7 +17,6 @@ from gpuprobe.catalogue.gpus import alternatives, parse_spec
 from gpuprobe.errors import ProgramFailed, UsageError
 from gpuprobe.model.io.codec import from_plain
 from gpuprobe.model.plans.assumptions import Assumptions
-from gpuprobe.model.plans.estimate import MARGIN
 from gpuprobe.model.plans.fit import Fit, FitChoice, FitSuggestion, Trial
 from gpuprobe.model.plans.request import EstimateRequest
 from gpuprobe.model.plans.step_time import StepTime, cost_of
@@ -39,6 +38,7 @@ from gpuprobe.planning.alternatives import (
 from gpuprobe.planning.estimates import SUFFICIENT, estimate, require_torch
 from gpuprobe.planning.program import parameter_source
 from gpuprobe.planning.trials import Document, EstimateServer
+from gpuprobe.planning.verdict import usual_room
 
 
 def _label(case: EstimateRequest) -> str:
@@ -342,7 +342,7 @@ def _guess(searches: Sequence[_CaseSearch], case: EstimateRequest) -> int | None
     if len(known) < 2 or others:
         return None
     points = sorted(known.items())
-    room = _room(model.total_memory - model.context_high)
+    room = usual_room(model.total_memory - model.context_high)
     above = next((at for at, (_, need) in enumerate(points) if need > room), None)
     pair = (len(points) // 2 - 1, -1) if above is None else (max(0, above - 1), max(1, above))
     (low, need), (high, more) = (points[at] for at in pair)
@@ -584,18 +584,13 @@ def search(
         # Needs are nearly linear, so two secants are often enough; halving bounds other cases.
         halve = secants == 2
         secants = 0 if halve else secants + 1
-        room = _room if secants == 1 else int
+        room = usual_room if secants == 1 else int
         middle = (low + high) // 2 if halve else _between(tried, low, high, step, room)
         if at(middle).fits:
             low = middle
         else:
             high = middle
     return tried
-
-
-def _room(capacity: int) -> int:
-    """The need up to which a verdict is usually "fits": it leaves a margin."""
-    return int(capacity / (1 + MARGIN))
 
 
 _FURTHEST: Final = 8
@@ -611,7 +606,7 @@ def _further(tried: dict[int, Trial], before: int, value: int) -> int:
     if one is None:
         return 2 * value
     rise = other.needed - one.needed
-    room = _room(other.capacity) - other.needed
+    room = usual_room(other.capacity) - other.needed
     guess = value + room * (value - before) // rise if rise > 0 else most
     return min(max(2 * value, guess), most)
 

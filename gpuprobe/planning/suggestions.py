@@ -12,12 +12,12 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import fields, replace
 from typing import Any, Final, NamedTuple
 
-from gpuprobe.catalogue.gpu_model import GpuModel
 from gpuprobe.catalogue.gpus import all_models, parse_spec
-from gpuprobe.model.plans.estimate import MARGIN, Estimate, EstimatedChange, RoomyGpu
+from gpuprobe.model.plans.estimate import Estimate, EstimatedChange, RoomyGpu
 from gpuprobe.model.plans.request import EstimateRequest
 from gpuprobe.model.values import Bytes
 from gpuprobe.planning.trials import Document
+from gpuprobe.planning.verdict import need_on
 
 
 class Alternative(NamedTuple):
@@ -229,7 +229,7 @@ def _smallest_gpus(
     rows: list[RoomyGpu] = []
     estimates = 0
     for model in models:
-        name, needed = f"{several}{model.name}", _need_on(found, model)
+        name, needed = f"{several}{model.name}", need_on(found, model)
         if len(rows) == _MOST_GPUS or needed > model.total_memory:
             continue
         row = RoomyGpu(name, Bytes(model.total_memory), Bytes(needed))
@@ -242,9 +242,3 @@ def _smallest_gpus(
             row = replace(row, needed=there.needed, estimated=True)
         rows.append(row)
     return tuple(rows)
-
-
-def _need_on(found: Estimate, model: GpuModel) -> int:
-    """The upper end of the run's memory on a GPU, with the margin of an estimate's verdict."""
-    reserved = round(found.reserved_high * (1 + MARGIN))
-    return reserved + model.context_high + found.nccl_high + found.processes_high

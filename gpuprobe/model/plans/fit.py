@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from gpuprobe.model.plans.estimate import MODES
+from gpuprobe.model.plans.estimate import FITS, MODES
 from gpuprobe.model.plans.step_time import NOT_PREDICTED, StepTime, TrainingCost
 from gpuprobe.model.values import (
     Bounds,
@@ -41,7 +41,7 @@ class Trial:
 
     @property
     def fits(self) -> bool:
-        return not self.failed and self.verdict == "fits"
+        return not self.failed and self.verdict == FITS
 
 
 @dataclass(frozen=True, slots=True)
