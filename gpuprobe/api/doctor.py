@@ -100,7 +100,7 @@ def _write_bundle(
     doctor_bundle.write(
         path,
         redactor_for(facts, environ),
-        doctor=doctor_json.document(diagnosis),
+        doctor=doctor_json.MACHINE.plain(diagnosis),
         info=to_plain(facts.inventory),
         environ=environ,
         packages={} if isinstance(facts.packages, Unavailable) else facts.packages,

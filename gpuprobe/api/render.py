@@ -1,14 +1,14 @@
 """Results in every output format: `render` writes one.
 
-`_SECTIONS` has a function for the sections of each type of result, from which text and the formats
-of `DRAWN` are drawn, and `_DOCUMENTS` one for its JSON document. Each imports what it needs: a
-command prints one result in one format, and the modules of all take more than 0.1 s.
+`_RESULTS` has each type of result: a function for its JSON document, and one for the sections from
+which text and the formats of `DRAWN` are drawn. Each imports what it needs: a command prints one
+result in one format, and the modules of all take more than 0.1 s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 if TYPE_CHECKING:
     from gpuprobe.allocator.results import ReplayResult
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from gpuprobe.reporters.sections.parts import Section
 
 Document = dict[str, Any]
-_T = TypeVar("_T")
 
 
 class CheckResults(tuple["CheckResult", ...]):
@@ -77,24 +76,25 @@ def render(
     Raises LookupError if the result cannot be rendered in this format.
     """
     options = Options(full, top, by, cwd, columns, form == "markdown")
+    shown = _shown(result)
     if form == "json":
         from gpuprobe.model.io.document import write
 
-        write(_entry(result, _DOCUMENTS)(result, options), stream)
-        return
-    if form == "text" and type(result).__name__ in _TEXTS:
-        _TEXTS[type(result).__name__](result, stream, options)
-        return
-    sections = _entry(result, _SECTIONS)(result, options)
-    draw = _draw_text if form == "text" else DRAWN[form].draw
-    draw(sections, stream, options)
+        write(shown.document(result, options), stream)
+    elif form == "text" and shown.text is not None:
+        shown.text(result, stream, options)
+    elif shown.sections is not None:
+        draw = _draw_text if form == "text" else DRAWN[form].draw
+        draw(shown.sections(result, options), stream, options)
+    else:
+        raise LookupError(f"{type(result).__name__} has no {form}")
 
 
-def _entry(result: object, table: Mapping[str, _T]) -> _T:
+def _shown(result: object) -> _Result:
     """The entry of the result's class, or of a class that it inherits from: errors do."""
     for kind in type(result).__mro__:
-        if kind.__name__ in table:
-            return table[kind.__name__]
+        if kind.__name__ in _RESULTS:
+            return _RESULTS[kind.__name__]
     raise LookupError(f"no renderer for {type(result).__name__}")
 
 
@@ -226,24 +226,6 @@ def _serving_fit_sections(result: ServingFit, options: Options) -> list[Section]
     return serving_fit_sections(result)
 
 
-_SECTIONS: dict[str, Callable[[Any, Options], list[Section]]] = {
-    "CheckResults": _check_sections,
-    "Diagnosis": _diagnosis_sections,
-    "Diff": _diff_sections,
-    "Estimate": _estimate_sections,
-    "Explanation": _explanation_sections,
-    "Fit": _fit_sections,
-    "GpuTable": _gpu_table_sections,
-    "HangReport": _hang_sections,
-    "Hazards": _hazard_sections,
-    "RankDiagnosis": _rank_diagnosis_sections,
-    "ReplayResult": _replay_sections,
-    "Report": _report_sections,
-    "Scaling": _scaling_sections,
-    "ServingEstimate": _serving_sections,
-    "ServingFit": _serving_fit_sections,
-}
-
 # -- results whose text is not drawn from sections
 
 
@@ -259,11 +241,6 @@ def _write_runs(result: RunList, stream: TextIO, options: Options) -> None:
     write(result, stream)
 
 
-_TEXTS: dict[str, Callable[[Any, TextIO, Options], None]] = {
-    "Inventory": _write_inventory,
-    "RunList": _write_runs,
-}
-
 # -- JSON documents, by type of result
 
 
@@ -274,21 +251,21 @@ def _check_document(results: CheckResults, options: Options) -> Document:
 
 
 def _cuda_torch_document(result: CudaTorchStatus, options: Options) -> Document:
-    from gpuprobe.reporters.json.outcomes import cuda_torch
+    from gpuprobe.reporters.json.outcomes import CUDA_TORCH
 
-    return cuda_torch(result)
+    return CUDA_TORCH.plain(result)
 
 
 def _diagnosis_document(result: Diagnosis, options: Options) -> Document:
-    from gpuprobe.reporters.json.doctor import document
+    from gpuprobe.reporters.json.doctor import MACHINE
 
-    return document(result)
+    return MACHINE.plain(result)
 
 
 def _rank_diagnosis_document(result: RankDiagnosis, options: Options) -> Document:
-    from gpuprobe.reporters.json.doctor import ranks_document
+    from gpuprobe.reporters.json.doctor import RANKS
 
-    return ranks_document(result)
+    return RANKS.plain(result)
 
 
 def _diff_document(result: Diff, options: Options) -> Document:
@@ -298,27 +275,27 @@ def _diff_document(result: Diff, options: Options) -> Document:
 
 
 def _estimate_document(result: Estimate, options: Options) -> Document:
-    from gpuprobe.reporters.json.estimate import document
+    from gpuprobe.reporters.json.plans import ESTIMATE
 
-    return document(result)
+    return ESTIMATE.plain(result)
 
 
 def _explanation_document(result: Explanation, options: Options) -> Document:
-    from gpuprobe.reporters.json.explain import document
+    from gpuprobe.reporters.json.report import EXPLANATION
 
-    return document(result)
+    return EXPLANATION.plain(result)
 
 
 def _gpu_table_document(result: GpuTable, options: Options) -> Document:
-    from gpuprobe.reporters.json.estimate import GPUS
+    from gpuprobe.reporters.json.plans import GPUS
 
     return GPUS.plain(result)
 
 
 def _fit_document(result: Fit, options: Options) -> Document:
-    from gpuprobe.reporters.json.fit import document
+    from gpuprobe.reporters.json.plans import FIT
 
-    return document(result)
+    return FIT.plain(result)
 
 
 def _error_document(result: GpuprobeError, options: Options) -> Document:
@@ -328,9 +305,9 @@ def _error_document(result: GpuprobeError, options: Options) -> Document:
 
 
 def _hang_document(result: HangReport, options: Options) -> Document:
-    from gpuprobe.reporters.json.hang import document
+    from gpuprobe.reporters.json.jobs import HANG
 
-    return document(result)
+    return HANG.plain(result)
 
 
 def _hazard_document(result: Hazards, options: Options) -> Document:
@@ -346,9 +323,9 @@ def _inventory_document(result: Inventory, options: Options) -> Document:
 
 
 def _program_run_document(result: ProgramRun, options: Options) -> Document:
-    from gpuprobe.reporters.json.outcomes import program_run
+    from gpuprobe.reporters.json.outcomes import RUN
 
-    return program_run(result)
+    return RUN.plain(result)
 
 
 def _replay_document(result: ReplayResult, options: Options) -> Document:
@@ -370,49 +347,62 @@ def _runs_document(result: RunList, options: Options) -> Document:
 
 
 def _scaling_document(result: Scaling, options: Options) -> Document:
-    from gpuprobe.reporters.json.scale import document
+    from gpuprobe.reporters.json.jobs import SCALING
 
-    return document(result)
+    return SCALING.plain(result)
 
 
 def _serving_document(result: ServingEstimate, options: Options) -> Document:
-    from gpuprobe.reporters.json.serving import document
+    from gpuprobe.reporters.json.plans import SERVING
 
-    return document(result)
+    return SERVING.plain(result)
 
 
 def _serving_fit_document(result: ServingFit, options: Options) -> Document:
-    from gpuprobe.reporters.json.serving import fit_document
+    from gpuprobe.reporters.json.plans import SERVING_FIT
 
-    return fit_document(result)
+    return SERVING_FIT.plain(result)
 
 
 def _written_document(result: WrittenFiles, options: Options) -> Document:
-    from gpuprobe.reporters.json.outcomes import written
+    from gpuprobe.reporters.json.outcomes import WRITTEN
 
-    return written(result)
+    return WRITTEN.plain(result)
 
 
-_DOCUMENTS: dict[str, Callable[[Any, Options], Document]] = {
-    "CheckResults": _check_document,
-    "CudaTorchStatus": _cuda_torch_document,
-    "Diagnosis": _diagnosis_document,
-    "Diff": _diff_document,
-    "Estimate": _estimate_document,
-    "Explanation": _explanation_document,
-    "Fit": _fit_document,
-    "GpuTable": _gpu_table_document,
-    "GpuprobeError": _error_document,
-    "HangReport": _hang_document,
-    "Hazards": _hazard_document,
-    "Inventory": _inventory_document,
-    "ProgramRun": _program_run_document,
-    "RankDiagnosis": _rank_diagnosis_document,
-    "ReplayResult": _replay_document,
-    "Report": _report_document,
-    "RunList": _runs_document,
-    "Scaling": _scaling_document,
-    "ServingEstimate": _serving_document,
-    "ServingFit": _serving_fit_document,
-    "WrittenFiles": _written_document,
+# -- results, by type
+
+
+class _Result(NamedTuple):
+    """A type of result: its JSON document, and its text: drawn from sections, or written by
+    ``text``.
+    """
+
+    document: Callable[[Any, Options], Document]
+    sections: Callable[[Any, Options], list[Section]] | None = None
+    text: Callable[[Any, TextIO, Options], None] | None = None
+
+
+_RESULTS: dict[str, _Result] = {
+    "CheckResults": _Result(_check_document, _check_sections),
+    "CudaTorchStatus": _Result(_cuda_torch_document),
+    "Diagnosis": _Result(_diagnosis_document, _diagnosis_sections),
+    "Diff": _Result(_diff_document, _diff_sections),
+    "Estimate": _Result(_estimate_document, _estimate_sections),
+    "Explanation": _Result(_explanation_document, _explanation_sections),
+    "Fit": _Result(_fit_document, _fit_sections),
+    "GpuTable": _Result(_gpu_table_document, _gpu_table_sections),
+    "GpuprobeError": _Result(_error_document),
+    "HangReport": _Result(_hang_document, _hang_sections),
+    "Hazards": _Result(_hazard_document, _hazard_sections),
+    "Inventory": _Result(_inventory_document, text=_write_inventory),
+    "ProgramRun": _Result(_program_run_document),
+    "RankDiagnosis": _Result(_rank_diagnosis_document, _rank_diagnosis_sections),
+    "ReplayResult": _Result(_replay_document, _replay_sections),
+    "Report": _Result(_report_document, _report_sections),
+    "RunList": _Result(_runs_document, text=_write_runs),
+    "Scaling": _Result(_scaling_document, _scaling_sections),
+    "ServingEstimate": _Result(_serving_document, _serving_sections),
+    "ServingFit": _Result(_serving_fit_document, _serving_fit_sections),
+    "WrittenFiles": _Result(_written_document),
 }

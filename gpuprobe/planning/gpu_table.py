@@ -13,7 +13,7 @@ from gpuprobe.model.plans.request import EstimateRequest
 from gpuprobe.model.values import Unavailable
 from gpuprobe.planning.program import ProgramStart
 from gpuprobe.planning.trials import EstimateServer
-from gpuprobe.reporters.json.estimate import estimate_of
+from gpuprobe.reporters.json.plans import ESTIMATE
 
 
 def estimate_table(request: EstimateRequest, notify: Callable[[str], None]) -> GpuTable:
@@ -36,7 +36,7 @@ def estimate_table(request: EstimateRequest, notify: Callable[[str], None]) -> G
 def _row(name: str, document: Mapping[str, Any], price: float) -> GpuRow:
     if "error" in document:
         return GpuRow(name, failed=str(document["error"]))
-    estimate = estimate_of(dict(document))
+    estimate = ESTIMATE.read(dict(document))
     time = estimate.step_time
     return GpuRow(
         name,

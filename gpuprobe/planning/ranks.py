@@ -17,7 +17,7 @@ from gpuprobe.model.values import Unavailable
 from gpuprobe.planning.peers import Peers
 from gpuprobe.planning.program import ProgramStart
 from gpuprobe.processes import last_document, last_line
-from gpuprobe.reporters.json.estimate import estimate_of
+from gpuprobe.reporters.json.plans import ESTIMATE
 
 _PAUSE: Final = 0.05  # seconds between two checks of the processes
 
@@ -138,7 +138,7 @@ def _estimate(rank: int, job: Peers) -> Estimate:
     if "error" in document:
         text = f"rank {rank}: {document['error']}"
         raise ProgramFailed(text, hint=document.get("hint", ""))
-    return estimate_of(document)
+    return ESTIMATE.read(document)
 
 
 def slowest(times: Iterable[StepTime | Unavailable]) -> StepTime | Unavailable:

@@ -18,7 +18,7 @@ from gpuprobe.model.io.codec import to_plain
 from gpuprobe.model.plans.estimate import Estimate
 from gpuprobe.model.plans.request import EstimateRequest
 from gpuprobe.planning.program import ProgramStart
-from gpuprobe.reporters.json.estimate import estimate_of
+from gpuprobe.reporters.json.plans import ESTIMATE
 
 Document = processes.Document
 """The JSON document of an estimate; or ``error`` (with ``hint`` and ``needs_value``) or
@@ -49,7 +49,7 @@ def second_run(request: EstimateRequest, start: ProgramStart) -> Estimate:
     if "error" in document:
         text = f"{document['error']} (in a second run, with all values: {request.why})"
         raise ProgramFailed(text, hint=document.get("hint", ""))
-    return estimate_of(document)
+    return ESTIMATE.read(document)
 
 
 def _without(code: int, log: str = "") -> Document:

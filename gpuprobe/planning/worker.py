@@ -18,7 +18,7 @@ from gpuprobe.model.plans.request import DEFAULT_GPU, EstimateRequest
 from gpuprobe.planning.estimates import estimate_program, load_simulated
 from gpuprobe.planning.program import program_of
 from gpuprobe.processes import Channel, Document, Replies, serve
-from gpuprobe.reporters.json import estimate as estimate_json
+from gpuprobe.reporters.json.plans import ESTIMATE
 from gpuprobe.sampler.program import own_traceback
 
 
@@ -50,7 +50,7 @@ def _document(request: EstimateRequest) -> Document:
             from gpuprobe.planning.changes import apply
 
             apply(request.change)
-        return estimate_json.document(estimate_program(request, program))
+        return ESTIMATE.plain(estimate_program(request, program))
     except TooLarge as error:
         return {"too_large": str(error)}
     except GpuprobeError as error:

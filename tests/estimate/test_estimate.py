@@ -20,7 +20,7 @@ from gpuprobe.errors import ConfigError, UsageError
 from gpuprobe.model.plans.estimate import FITS, NOT, RELEASING, WITHIN_MARGIN, Estimate
 from gpuprobe.model.plans.request import EstimateRequest
 from gpuprobe.planning.estimates import estimate_program
-from gpuprobe.reporters.json.estimate import document, estimate_of
+from gpuprobe.reporters.json.plans import ESTIMATE
 from gpuprobe.reporters.sections.plans import estimate_sections
 from gpuprobe.reporters.text import draw
 
@@ -140,7 +140,7 @@ def test_each_gpu_of_a_process_has_a_row_and_the_fullest_one_counts() -> None:
     assert sum(share.bytes for share in found.by_device[0].by_category) == 30 << 30
     assert found.attributed == found.peak_allocated == 20 << 30
     assert "cuda:1   t4" in drawn(found)
-    assert estimate_of(json.loads(json.dumps(document(found)))) == found
+    assert ESTIMATE.read(json.loads(json.dumps(ESTIMATE.plain(found)))) == found
 
 
 def drawn(found: Estimate) -> str:

@@ -17,7 +17,7 @@ from torch import nn
 import gpuprobe
 from gpuprobe.errors import UsageError
 from gpuprobe.model.plans.links import HIGH, LOW, node_shape, parse_links, seconds
-from gpuprobe.reporters.json.estimate import document, estimate_of
+from gpuprobe.reporters.json.plans import ESTIMATE
 from gpuprobe.reporters.sections.parts import Table
 from gpuprobe.reporters.sections.plans import estimate_sections
 
@@ -133,7 +133,7 @@ def test_exposed_operations_and_those_that_can_be_hidden() -> None:
     table: Any = section.parts[0]
     assert isinstance(table, Table)
     assert [row.cells[3] for row in table.foot] == ["1", "2"]
-    assert estimate_of(json.loads(json.dumps(document(found)))) == found
+    assert ESTIMATE.read(json.loads(json.dumps(ESTIMATE.plain(found)))) == found
 
 
 @pytest.mark.simulated

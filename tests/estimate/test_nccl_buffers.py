@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 import gpuprobe
-from gpuprobe.reporters.json.estimate import document, estimate_of
+from gpuprobe.reporters.json.plans import ESTIMATE
 from gpuprobe.reporters.sections.parts import Table
 from gpuprobe.reporters.sections.plans import estimate_sections
 from gpuprobe.torch_support.nccl import Communicator, buffers
@@ -75,7 +75,7 @@ def test_it_is_a_line_of_the_estimate() -> None:
     table = estimate_sections(found)[0].parts[0]
     assert isinstance(table, Table)
     assert table.rows[-1].cells[:2] == ("NCCL's buffers", "0 B to 1.8 GiB")
-    assert estimate_of(json.loads(json.dumps(document(found)))) == found
+    assert ESTIMATE.read(json.loads(json.dumps(ESTIMATE.plain(found)))) == found
 
 
 def full() -> None:

@@ -25,7 +25,7 @@ from gpuprobe.native.session import EngineOptions, NativeSession
 from gpuprobe.planning.peers import Job, Peers
 from gpuprobe.planning.program import ProgramStart
 from gpuprobe.planning.ranks import worst_of
-from gpuprobe.reporters.json.estimate import document, estimate_of
+from gpuprobe.reporters.json.plans import ESTIMATE
 from gpuprobe.reporters.sections.plans import estimate_sections
 from gpuprobe.torch_support.traffic import Traffic
 from gpuprobe.torch_support.version import installed
@@ -231,7 +231,7 @@ def test_the_worst_rank_is_the_one_that_does_not_fit() -> None:
     assert [row.rank for row in worst.by_rank] == [0, 1, 2]
     titles = [section.title for section in estimate_sections(worst)]
     assert "Ranks" in titles
-    assert estimate_of(json.loads(json.dumps(document(worst)))) == worst
+    assert ESTIMATE.read(json.loads(json.dumps(ESTIMATE.plain(worst)))) == worst
 
 
 def test_a_rank_that_sends_nothing_is_named() -> None:

@@ -27,9 +27,8 @@ from gpuprobe.model.run.jobs import ScaleRow, Scaling
 from gpuprobe.model.values import Bytes, Peak
 from gpuprobe.reporters.json import check as check_json
 from gpuprobe.reporters.json import diff as diff_json
-from gpuprobe.reporters.json import estimate as estimate_json
-from gpuprobe.reporters.json import fit as fit_json
-from gpuprobe.reporters.json import scale as scale_json
+from gpuprobe.reporters.json.jobs import SCALING
+from gpuprobe.reporters.json.plans import ESTIMATE, FIT, GPUS
 from gpuprobe.reporters.json.schemas import SCHEMAS, schema, write_schemas
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,15 +72,15 @@ def test_estimate() -> None:
         "h100-80gb", 1, 3, size, size, size, size, size, size, size, FITS, size, shares, shares,
         shares, ("x",), ("y",),
     )  # fmt: skip
-    valid("estimate", estimate_json.document(found), 3)
+    valid("estimate", ESTIMATE.plain(found), 3)
     advised = replace(
         found,
         suggestions=(EstimatedChange("bf16", "autocast", FITS, size),),
         not_tried=("8-bit optimizer: not installed",),
         smallest_gpus=(RoomyGpu("t4", size, size, True),),
     )
-    valid("estimate", estimate_json.document(advised), 3)
-    assert estimate_json.estimate_of(estimate_json.document(advised)) == advised
+    valid("estimate", ESTIMATE.plain(advised), 3)
+    assert ESTIMATE.read(ESTIMATE.plain(advised)) == advised
 
 
 def test_fit() -> None:
@@ -93,7 +92,7 @@ def test_fit() -> None:
             trial, failed, (trial, failed),
             (FitSuggestion("bf16", "how", Bytes(2), Bytes(1), 12),), ("x",), (3,),
         )  # fmt: skip
-        valid("fit", fit_json.document(found))
+        valid("fit", FIT.plain(found))
 
 
 def test_check() -> None:
@@ -128,13 +127,13 @@ def test_gpus() -> None:
         GpuRow("t4", "fits", 1, 2, Bytes(3), 4, 5, 6, 7, cost=cost),
         GpuRow("l4", failed="no kernel"),
     )
-    valid("gpus", estimate_json.GPUS.plain(GpuTable(rows)), 1)
+    valid("gpus", GPUS.plain(GpuTable(rows)), 1)
 
 
 def test_scale() -> None:
     row = ScaleRow("r", 4, 9, 10, 7, 2, 1, 1.0, 2.7, 0.675, 0.325, 0.1, 0.2, 0.025)
     unsplit = ScaleRow("r", 4, 9, 10, None, None, None, 1.0, 2.7, 0.675, 0.325, None, None, None)
-    valid("scale", scale_json.document(Scaling("run", (row, unsplit))), 1)
+    valid("scale", SCALING.plain(Scaling("run", (row, unsplit))), 1)
     assert schema("scale-1")["title"] == "gpuprobe scale, version 1"
 
 

@@ -29,7 +29,7 @@ from gpuprobe.planning.serving.figures import (
 )
 from gpuprobe.planning.serving.observer import rows_at_peak
 from gpuprobe.planning.serving.search import sequences
-from gpuprobe.reporters.json import serving as serving_json
+from gpuprobe.reporters.json.plans import SERVING
 from gpuprobe.reporters.json.schemas import schema
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -136,11 +136,11 @@ def test_a_context_that_is_too_long() -> None:
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "llama-3.1-8b-tp2", "kv-cache-too-small"])
 def test_the_document_is_valid(name: str) -> None:
-    document = serving_json.document(_recorded(name))
+    document = SERVING.plain(_recorded(name))
     rules = schema("serving-1")
     jsonschema.Draft202012Validator(rules).validate(json.loads(json.dumps(document)))
     assert set(document) == set(rules["properties"])
-    added = set(serving_json.DOCUMENT.added)
+    added = set(SERVING.added)
     assert set(rules["required"]) == set(document) - added
 
 
@@ -295,7 +295,7 @@ def test_a_start_that_needed_most_as_it_compiled_is_repeated() -> None:
     assert (found.kv_cache, found.later.kv_cache) == (first.kv_cache, 60 * GIB)
     text = " ".join(_text(found).split())
     assert "KV cache, later 60.0 GiB 491,520 tokens in later starts" in text
-    document = serving_json.document(found)
+    document = SERVING.plain(found)
     assert document["later"]["tokens"] == 491_520
     assert sequences(found, 4096) == 491_520 // 4096
 

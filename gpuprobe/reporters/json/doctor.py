@@ -85,6 +85,3 @@ RANKS: Final = Document(
     shapes=_SHAPES,
 )
 """``gpuprobe doctor --distributed --json``."""
-
-document = MACHINE.plain
-ranks_document = RANKS.plain

@@ -121,8 +121,3 @@ def _running(run: Run) -> RunningProgram:
         None if step is None else step.duration_ns,
         run.peak,
     )
-
-
-written = WRITTEN.plain
-program_run = RUN.plain
-cuda_torch = CUDA_TORCH.plain

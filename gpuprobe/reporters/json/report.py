@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Annotated, Any, Final
 
-from gpuprobe.model.causes import MemoryCause
+from gpuprobe.model.causes import Explanation, MemoryCause
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.io.encoder import FINDING, Each, keys
 from gpuprobe.model.memory import AllocatorCounts
@@ -332,3 +332,17 @@ DOCUMENT: Final = Document(
 
 to_document = DOCUMENT.plain
 write = DOCUMENT.write
+
+
+EXPLANATION: Final = Document(
+    "gpuprobe.explain",
+    (1, 4),
+    Explanation,
+    "What the memory at the peak of a program is needed for, what holds the rest, and what changes "
+    "without it. Sizes are bytes.",
+    shapes={
+        **cause_shapes(),
+        **need_shapes(),
+    },
+    added={"1.3": "Effect.bound"},
+)

@@ -14,42 +14,45 @@ from gpuprobe.reporters.json import (
     check,
     diff,
     doctor,
-    estimate,
-    explain,
-    fit,
-    hang,
     hazards,
     info,
+    jobs,
     outcomes,
+    plans,
     replay,
     report,
-    scale,
-    serving,
 )
 from gpuprobe.reporters.json.documents import Document
 from gpuprobe.reporters.json.json_schema import Schema, schema_of
 
+_DOCUMENTS: Final[tuple[Document[Any], ...]] = (
+    check.DOCUMENT,
+    outcomes.CUDA_TORCH,
+    diff.DOCUMENT,
+    doctor.MACHINE,
+    outcomes.ERROR,
+    plans.ESTIMATE,
+    report.EXPLANATION,
+    plans.FIT,
+    plans.GPUS,
+    jobs.HANG,
+    hazards.DOCUMENT,
+    info.DOCUMENT,
+    replay.DOCUMENT,
+    report.DOCUMENT,
+    outcomes.RUN,
+    outcomes.RUNS,
+    jobs.SCALING,
+    plans.SERVING,
+    plans.SERVING_FIT,
+    outcomes.WRITTEN,
+)
+
 SCHEMAS: Final[dict[str, tuple[Document[Any], ...]]] = {
-    "check-2": (check.DOCUMENT,),
-    "cuda-torch-1": (outcomes.CUDA_TORCH,),
-    "diff-2": (diff.DOCUMENT,),
-    "doctor-2": (doctor.MACHINE, doctor.RANKS),
-    "error-1": (outcomes.ERROR,),
-    "estimate-3": (estimate.DOCUMENT,),
-    "explain-1": (explain.DOCUMENT,),
-    "fit-2": (fit.DOCUMENT,),
-    "gpus-1": (estimate.GPUS,),
-    "hang-1": (hang.DOCUMENT,),
-    "hazards-2": (hazards.DOCUMENT,),
-    "info-2": (info.DOCUMENT,),
-    "replay-2": (replay.DOCUMENT,),
-    "report-2": (report.DOCUMENT,),
-    "run-1": (outcomes.RUN,),
-    "runs-1": (outcomes.RUNS,),
-    "scale-1": (scale.DOCUMENT,),
-    "serving-1": (serving.DOCUMENT,),
-    "serving-fit-1": (serving.FIT,),
-    "written-1": (outcomes.WRITTEN,),
+    f"{one.name.removeprefix('gpuprobe.')}-{one.version[0]}": (
+        (one, doctor.RANKS) if one is doctor.MACHINE else (one,)
+    )
+    for one in _DOCUMENTS
 }
 """The documents of each schema, by its name: of two, a file has one or the other."""
 

@@ -1,4 +1,4 @@
-"""Hangs as a JSON document: ``gpuprobe.hang``."""
+"""Jobs of several ranks as JSON documents: why one hangs, and speed on more ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gpuprobe.model.io.encoder import SPREAD, keys
 from gpuprobe.model.place import Place
 from gpuprobe.model.record import record
 from gpuprobe.model.run.communication import Transfer
-from gpuprobe.model.run.jobs import HangReport, HangSide
+from gpuprobe.model.run.jobs import HangReport, HangSide, Scaling
 from gpuprobe.reporters.json.documents import Document
 
 
@@ -28,7 +28,7 @@ def _line(row: HangSide | Transfer) -> ProgramLine:
     return ProgramLine(None, None, None)
 
 
-DOCUMENT: Final = Document(
+HANG: Final = Document(
     "gpuprobe.hang",
     (1, 2),
     HangReport,
@@ -45,5 +45,15 @@ DOCUMENT: Final = Document(
 * 1.2: ``unreadable``.
 """
 
-document = DOCUMENT.plain
-write = DOCUMENT.write
+
+SCALING: Final = Document(
+    "gpuprobe.scale",
+    (1, 1),
+    Scaling,
+    "Speed on different numbers of ranks. Times are nanoseconds of one rank for one unit of work; "
+    "losses are shares of total_ns and sum to lost.",
+)
+"""History:
+* 1.0: first version.
+* 1.1: ``predicted``.
+"""
