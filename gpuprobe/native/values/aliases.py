@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import torch
+from torch import Tensor
 
 _BEGIN: Final = 1 << 12
 _END: Final = 1 << 47
@@ -32,7 +33,7 @@ class Aliases:
         self._bases[dtype] = found, found.element_size()
         return self._bases[dtype]
 
-    def of(self, tensor: Any) -> Any:
+    def of(self, tensor: Tensor) -> Any:
         """The CPU tensor of the same bytes, shape and strides. Call it below autograd."""
         try:
             address = tensor.data_ptr()
@@ -51,7 +52,7 @@ class Aliases:
             made = torch._conj(made)
         return torch._neg_view(made) if tensor.is_neg() else made
 
-    def exact(self, tensor: Any) -> Any:
+    def exact(self, tensor: Tensor) -> Any:
         """Like `of`, on a CPU storage that begins and ends where the tensor's storage does."""
         storage = tensor.untyped_storage()
         if tensor.layout is not torch.strided or not storage.nbytes():
@@ -64,7 +65,7 @@ class Aliases:
             tensor.stride(),
         )
 
-    def _without_data(self, tensor: Any) -> Any:
+    def _without_data(self, tensor: Tensor) -> Any:
         layout = tensor.layout
         if layout is torch.sparse_coo:
             return torch.sparse_coo_tensor(
@@ -95,14 +96,14 @@ COMPRESSED: Final = frozenset(
 )
 
 
-def compressed_indices(tensor: Any) -> tuple[Any, Any]:
+def compressed_indices(tensor: Tensor) -> tuple[Any, Any]:
     """The two index tensors of a compressed sparse tensor."""
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
         return tensor.crow_indices(), tensor.col_indices()
     return tensor.ccol_indices(), tensor.row_indices()
 
 
-def parts_of(tensor: Any) -> tuple[Any, ...]:
+def parts_of(tensor: Tensor) -> tuple[Any, ...]:
     """The tensors that hold the data of one: itself, or the indices and values of a sparse one."""
     layout = tensor.layout
     if layout is torch.strided:

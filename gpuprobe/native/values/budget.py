@@ -21,6 +21,7 @@ from gpuprobe.clocks import process_time
 from gpuprobe.errors import CostMeasured, ProgramFailed, TooLarge
 from gpuprobe.model.text import human_bytes
 from gpuprobe.native.process import Runtime
+from gpuprobe.native.values.arguments import Args, Kwargs
 from gpuprobe.native.values.attention import KEYED
 from gpuprobe.native.values.counts import COUNTS
 from gpuprobe.native.values.plans import OperatorPlan
@@ -120,7 +121,7 @@ def known_memory() -> int:
 _COPIES_OF_SCORES: Final = 6
 
 
-def temporary_memory(plan: OperatorPlan, args: Any, kwargs: Any) -> int:
+def temporary_memory(plan: OperatorPlan, args: Args, kwargs: Kwargs) -> int:
     """Bytes that the CPU takes for an operator in addition to its arguments and results on the
     device: the scores of attention with dropout, which CUDA's kernels never have as a whole, and
     the results of operators that count elements, which are computed before there are any on the
@@ -167,7 +168,7 @@ def _without_triton(name: str, *args: Any, **kwargs: Any) -> object:
     return builtins.__import__(name, *args, **kwargs)
 
 
-def operations_of(func: OpOverload, args: Any, kwargs: Any, result: object) -> float:
+def operations_of(func: OpOverload, args: Args, kwargs: Kwargs, result: object) -> float:
     """Floating-point operations of an operator, from the shapes of its arguments and its result."""
     formula = flop_formulas().get(getattr(func, "_overloadpacket", None))
     if formula is not None:
@@ -185,7 +186,7 @@ class Cost:
         self._runtime = runtime
         self._outside: dict[int, int] = {}
 
-    def add(self, func: Any, args: Any, kwargs: Any, result: object) -> float:
+    def add(self, func: OpOverload, args: Args, kwargs: Kwargs, result: object) -> float:
         """Count an operator that has run on the device, before its values are computed. Returns
         its operations.
         """

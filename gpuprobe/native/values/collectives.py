@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gpuprobe.errors import NotModelled
 from gpuprobe.native.values.skipping import SKIP_DEVICE
@@ -36,7 +37,7 @@ class Moves:
         self._computing.aliases.of(target).copy_(value.reshape(target.shape))
         self._computing.written(target)
 
-    def _value(self, tensor: Any) -> Any:
+    def _value(self, tensor: Tensor) -> Any:
         return self._computing.aliases.of(tensor) if tensor.is_cuda else tensor
 
     def _reduced(self, inputs: Any, op: int) -> Any:
@@ -68,7 +69,7 @@ class Moves:
     def broadcast(self, before: Any) -> Any:
         """``_broadcast`` and ``_broadcast_out``: one tensor for each device."""
 
-        def run(tensor: Any, *rest: Any) -> Any:
+        def run(tensor: Tensor, *rest: Any) -> Any:
             result = self._quiet(before, tensor, *rest)
             with self._below():
                 for target in result:
@@ -148,7 +149,7 @@ class Forgotten(Moves):
     def _put(self, target: Any, value: Any) -> None:
         self._unknown(target)
 
-    def _value(self, tensor: Any) -> Any:
+    def _value(self, tensor: Tensor) -> Any:
         return torch.empty((), dtype=tensor.dtype).expand(tensor.shape)
 
     def _reduced(self, inputs: Any, op: int) -> Any:

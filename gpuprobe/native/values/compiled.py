@@ -16,6 +16,7 @@ import torch
 
 from gpuprobe.errors import GpuprobeError, NotModelled
 from gpuprobe.native.values.aliases import CPU
+from gpuprobe.native.values.arguments import Args, Kwargs
 from gpuprobe.native.values.computing import Call
 from gpuprobe.native.values.draws import Key, generator_of, key_of
 from gpuprobe.native.values.plans import plan_of
@@ -59,7 +60,7 @@ class OnCpu(torch.fx.Interpreter):
         self._key = key
         self._draws = 0
 
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+    def call_function(self, target: Any, args: Args, kwargs: Kwargs) -> Any:
         if isinstance(target, torch._ops.HigherOrderOperator):
             raise NotModelled(
                 f"values of a compiled region with {target.name()} are not computed",
@@ -202,19 +203,19 @@ _OF_A_PROGRAM: Final = 5e7
 about a millisecond."""
 
 
-def _given(kernel: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+def _given(kernel: Any, args: Args, kwargs: Kwargs) -> dict[str, Any]:
     """The arguments of a launch by name."""
     names = [parameter.name for parameter in kernel.params]
     return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
-def _programs(kernel: Any, args: Any, kwargs: Any) -> int:
+def _programs(kernel: Any, args: Args, kwargs: Kwargs) -> int:
     grid: Any = kwargs["grid"]
     sizes: Iterable[int] = grid(_given(kernel, args, kwargs)) if callable(grid) else grid
     return math.prod(sizes)
 
 
-def _interpret(kernel: Any, args: Any, kwargs: Any, computing: Any) -> None:
+def _interpret(kernel: Any, args: Args, kwargs: Kwargs, computing: Any) -> None:
     """Compute what a launch writes. Raises NotModelled where Triton's interpreter cannot."""
     names = [parameter.name for parameter in kernel.params]
     given = _given(kernel, args, kwargs)

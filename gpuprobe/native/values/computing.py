@@ -9,11 +9,14 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
+from torch import Tensor
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes as _disabled
 
 from gpuprobe.errors import NotModelled
 from gpuprobe.native.process import ExchangedCollectives
 from gpuprobe.native.values.aliases import CPU, Aliases, parts_of
+from gpuprobe.native.values.arguments import Args, Kwargs
 from gpuprobe.native.values.attention import KEYED
 from gpuprobe.native.values.budget import Budget, ensure_on_host
 from gpuprobe.native.values.counts import COUNTS
@@ -127,7 +130,7 @@ class Computing:
             How.FLATTEN: self._flattening,
         }
 
-    def handle(self, func: Any, args: Any, kwargs: Any, below: Any = None) -> Any:
+    def handle(self, func: OpOverload, args: Args, kwargs: Kwargs, below: Any = None) -> Any:
         """Run an operator on plain tensors, and compute its values: a handler of
         `gpuprobe.torch_support.operator_calls`.
         """
@@ -166,14 +169,14 @@ class Computing:
         finally:
             self._region.compiled = before
 
-    def plan(self, func: Any) -> OperatorPlan:
+    def plan(self, func: OpOverload) -> OperatorPlan:
         """The plan for an operator, made once."""
         found = self._plans.get(func)
         if found is None:
             found = self._plans[func] = plan_of(func)
         return found
 
-    def operate(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
+    def operate(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         run = self._run.get(plan.how)
         if plan.allocates:
             _check_host(args, kwargs)
@@ -183,7 +186,7 @@ class Computing:
             return func(*args, **kwargs)
         return run(plan, func, args, kwargs)
 
-    def _check_read(self, plan: OperatorPlan, args: Any) -> None:
+    def _check_read(self, plan: OperatorPlan, args: Args) -> None:
         """Note that the host may read a value while the cost is measured: it finds what the memory
         holds. End the measurement where that would be a size.
         """
@@ -214,7 +217,7 @@ class Computing:
         """Run a collective of a graph."""
         self.exchanged.play(collective.number)
 
-    def written(self, tensor: Any) -> None:
+    def written(self, tensor: Tensor) -> None:
         """Values were written to a tensor without an operator."""
 
     def counted(self, call: Call, result: Any) -> None:
@@ -251,7 +254,7 @@ class Computing:
             return (CPU, True) if value.type == "cuda" else (value, False)
         return value, False
 
-    def lower(self, plan: OperatorPlan, args: Any, kwargs: Any) -> Call | None:
+    def lower(self, plan: OperatorPlan, args: Args, kwargs: Kwargs) -> Call | None:
         """The call made for the CPU, or None for one that has nothing to do with the device."""
         found = False
         made: list[Any] = []
@@ -278,7 +281,7 @@ class Computing:
                     given["pin_memory"] = False
         return Call(plan, made, given, None) if found else None
 
-    def _key(self, plan: OperatorPlan, args: Any, kwargs: Any) -> Key | None:
+    def _key(self, plan: OperatorPlan, args: Args, kwargs: Kwargs) -> Key | None:
         if not plan.random and plan.name not in KEYED:
             return None
         if self.capture is not None:
@@ -307,7 +310,7 @@ class Computing:
 
     # --- ways
 
-    def _whole(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _whole(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         call = self.lower(plan, args, kwargs)
         if call is None:
             return func(*args, **kwargs)
@@ -458,7 +461,7 @@ class Computing:
         return bool(torch._C._autograd._profiler_enabled())
 
     def _guarded(
-        self, plan: OperatorPlan, run: Any, args: Any, kwargs: Any, key: Key | None
+        self, plan: OperatorPlan, run: Any, args: Args, kwargs: Kwargs, key: Key | None
     ) -> Any:
         with _Plain(), _Exclude(_ABOVE):
             if key is None:
@@ -473,7 +476,7 @@ class Computing:
             with Apart(key):
                 return self._attempt(plan, run, args, kwargs)
 
-    def _attempt(self, plan: OperatorPlan, run: Any, args: Any, kwargs: Any) -> Any:
+    def _attempt(self, plan: OperatorPlan, run: Any, args: Args, kwargs: Kwargs) -> Any:
         if plan.in_float32 and _has_narrow(args):
             return _in_float32(plan, run, args, kwargs)
         try:
@@ -497,12 +500,12 @@ class Computing:
                 hint="use compute='shapes', or the CPU for this operator",
             ) from error
 
-    def _parts(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _parts(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         """The operators that an operator consists of are computed one by one."""
         with handled_by(self.handle):
             return func.redispatch(_keys(args, kwargs), *args, **kwargs)
 
-    def _reading(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _reading(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         if plan.name in MASKED and not masked(args):
             return self._whole(plan, func, args, kwargs)
         call = self.lower(plan, args, kwargs)
@@ -521,7 +524,7 @@ class Computing:
             call.key = key
         return self.finish(call, out)
 
-    def _exchanging(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _exchanging(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         """The runtime carries the values from process to process."""
         if self.carrier is not None:
             func = self.carrier(func, args, kwargs)
@@ -541,7 +544,7 @@ class Computing:
         if self.exchanged.waiting:
             self.exchanged.settle()
 
-    def _counting(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _counting(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         call = self.lower(plan, args, kwargs)
         if call is None or self.capture is not None:
             return func(*args, **kwargs)
@@ -581,7 +584,7 @@ class Computing:
                     out = replaced
         return out
 
-    def _copying(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _copying(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         call = self.lower(plan, args, kwargs)
         if call is None:
             if any(_on_cuda(item) for item in args):
@@ -594,7 +597,7 @@ class Computing:
             self._set(before)
         return self.finish(call, out)
 
-    def _flattening(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _flattening(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         """The weights become views of the result."""
         self.settle()
         with _Plain(), _Exclude(_ABOVE):
@@ -609,7 +612,7 @@ class Computing:
                 self.aliases.of(weight).copy_(value)
         return out
 
-    def _answering(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _answering(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         call = self.lower(plan, args, kwargs)
         if call is None:
             return func(*args, **kwargs)
@@ -625,7 +628,7 @@ _LARGE_ON_HOST: Final = 4 << 20
 """Elements of a tensor on the CPU from which its memory is checked: that takes 50 us."""
 
 
-def _check_host(args: Any, kwargs: Any) -> None:
+def _check_host(args: Args, kwargs: Kwargs) -> None:
     """Check, before it is made, that a large tensor on the CPU fits in this machine's memory."""
     first: Any = args[0] if args else None
     given = isinstance(first, _Tensor)
@@ -648,7 +651,7 @@ def _on_cuda(item: Any) -> bool:
     return isinstance(item, _Tensor) and bool(item.is_cuda)
 
 
-def _keys(args: Any, kwargs: Any) -> Any:
+def _keys(args: Args, kwargs: Kwargs) -> Any:
     """The dispatch keys of CUDA's kernels for some arguments."""
     for item in (*args, *kwargs.values()):
         if isinstance(item, _Tensor):
@@ -659,7 +662,7 @@ def _keys(args: Any, kwargs: Any) -> Any:
     return _CUDA
 
 
-def _has_narrow(args: Any) -> bool:
+def _has_narrow(args: Args) -> bool:
     for item in args:
         if isinstance(item, _Tensor):
             if item.dtype in _NARROW or item.dtype is torch.complex32:
@@ -669,7 +672,7 @@ def _has_narrow(args: Any) -> bool:
     return False
 
 
-def _in_float32(plan: OperatorPlan, run: Any, args: Any, kwargs: Any) -> Any:
+def _in_float32(plan: OperatorPlan, run: Any, args: Args, kwargs: Kwargs) -> Any:
     """Run a CPU function in float32, and round what it writes."""
     pairs: list[tuple[Any, Any]] = []
 

@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import torch
+from torch._ops import OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from gpuprobe.errors import NotModelled
+from gpuprobe.native.values.arguments import Args, Kwargs
 
 SPACES: Final = frozenset({"c10d", "_c10d_functional"})
 _RECEIVES: Final = frozenset({"recv_", "recv_any_source_"})
@@ -55,7 +57,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def read_and_written(
-    func: Any, args: Any, kwargs: Any
+    func: OpOverload, args: Args, kwargs: Kwargs
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """The tensors that a collective sends, and those of its arguments that it writes. Schemas:
     ``torch/csrc/distributed/c10d/Ops.cpp`` and ``Functional.cpp``.
@@ -75,7 +77,7 @@ def read_and_written(
     return read, written
 
 
-def check_captured(func: Any) -> None:
+def check_captured(func: OpOverload) -> None:
     """Raise NotModelled for a collective that a replay cannot run in its place."""
     if func._schema.name.partition("::")[2] not in _PLAYED:
         raise NotModelled(

@@ -7,7 +7,9 @@ from enum import Enum
 from typing import Any, Final
 
 import torch
+from torch._ops import OpOverload
 
+from gpuprobe.native.values.arguments import Args
 from gpuprobe.native.values.exchanges import SPACES
 
 
@@ -42,7 +44,7 @@ class OperatorPlan:
     positions and names of arguments that are. ``random``: whether it draws numbers.
     """
 
-    func: Any
+    func: OpOverload
     name: str
     how: How
     fresh: tuple[int, ...]
@@ -151,7 +153,7 @@ _has = torch._C._dispatch_has_kernel_for_dispatch_key
 _SEEDED: Final = torch.Tag.nondeterministic_seeded
 
 
-def masked(args: tuple[Any, ...]) -> bool:
+def masked(args: Args) -> bool:
     """Whether an indexing operator's indices contain a mask."""
     return any(
         isinstance(item, torch.Tensor) and item.dtype in (torch.bool, torch.uint8)
@@ -159,7 +161,7 @@ def masked(args: tuple[Any, ...]) -> bool:
     )
 
 
-def plan_of(func: Any) -> OperatorPlan:
+def plan_of(func: OpOverload) -> OperatorPlan:
     """The plan for an operator."""
     schema = func._schema
     name = schema.name.partition("::")[2]
@@ -189,7 +191,7 @@ def plan_of(func: Any) -> OperatorPlan:
     )
 
 
-def _how(func: Any, space: str, name: str, returns: Any) -> How:
+def _how(func: OpOverload, space: str, name: str, returns: Any) -> How:
     if name == "_local_scalar_dense":
         return How.SCALAR
     if name == "_cudnn_rnn_flatten_weight":

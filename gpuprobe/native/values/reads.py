@@ -22,6 +22,7 @@ from types import CodeType, FrameType
 from typing import Any, Final
 
 import torch
+from torch import Tensor
 
 from gpuprobe.errors import UnknownValue, ValueNeeded
 from gpuprobe.model.plans.assumptions import Assumptions
@@ -77,7 +78,7 @@ class Reads:
 
     # --- what is read
 
-    def item(self, tensor: Any, placeholder: int = 0) -> Any:
+    def item(self, tensor: Tensor, placeholder: int = 0) -> Any:
         """The element of an unknown tensor."""
         dtype = tensor.dtype
         if dtype is torch.bool:
@@ -99,7 +100,7 @@ class Reads:
             return complex(PLACEHOLDER, 0.0)
         return UnknownInt(self, self.whole("a whole number", placeholder))
 
-    def scalar(self, tensor: Any, placeholder: int = 0) -> Any:
+    def scalar(self, tensor: Tensor, placeholder: int = 0) -> Any:
         """`item` for C++ code, which gets a plain number."""
         value = self.item(tensor, placeholder)
         if isinstance(value, UnknownFloat):
@@ -200,7 +201,7 @@ class Reads:
             self._printed = True
             self.notes[f"{_where()[2]}: numbers that were not computed are printed as nan"] = None
 
-    def filled(self, tensor: Any, placeholder: int = 0) -> Any:
+    def filled(self, tensor: Tensor, placeholder: int = 0) -> Any:
         """A host tensor for NumPy, in place of one that is unknown."""
         dtype = tensor.dtype
         given = self._given(floating=dtype.is_floating_point)
@@ -209,7 +210,7 @@ class Reads:
             given = number if dtype.is_floating_point or dtype.is_complex else placeholder
         return torch.full(tensor.shape, given, dtype=dtype)
 
-    def listed(self, tensor: Any, placeholder: int = 0) -> Any:
+    def listed(self, tensor: Tensor, placeholder: int = 0) -> Any:
         """Nested lists of what `item` gives."""
         if not tensor.numel():
             return torch.empty(tensor.shape).tolist()

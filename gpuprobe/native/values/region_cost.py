@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
+from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from gpuprobe.native.values.budget import operations_of
@@ -96,7 +97,7 @@ class _Shapes:
             return int(size.node.hint or 1)
         return int(made)
 
-    def nbytes(self, tensor: Any) -> int:
+    def nbytes(self, tensor: Tensor) -> int:
         count = tensor.element_size()
         for size in tensor.shape:
             count *= self.number(size)

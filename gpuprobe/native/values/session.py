@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Final
 
 import torch
+from torch import Tensor
 
 from gpuprobe.errors import UsageError
 from gpuprobe.native.process import loaded
@@ -113,7 +114,7 @@ def _follow_reads(computing: ComputingShapes, reads: Reads, patches: Patches) ->
         before = getattr(torch.Tensor, name)
 
         @functools.wraps(before)
-        def read(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        def read(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
             if (
                 computing.capture is None  # CUDA refuses a read there
                 and type(tensor) in plain
@@ -125,21 +126,21 @@ def _follow_reads(computing: ComputingShapes, reads: Reads, patches: Patches) ->
 
         patches.set(torch.Tensor, name, read)
 
-    def item(tensor: Any) -> Any:
+    def item(tensor: Tensor) -> Any:
         return reads.item(tensor, knowledge.most(tensor))
 
-    def number(tensor: Any) -> Any:
+    def number(tensor: Tensor) -> Any:
         return float(reads.scalar(tensor, knowledge.most(tensor)))
 
-    def whole(tensor: Any) -> int:
+    def whole(tensor: Tensor) -> int:
         return int(item(tensor))
 
-    def truth(tensor: Any) -> bool:
+    def truth(tensor: Tensor) -> bool:
         return reads.decide("true or false")
 
     numpy = torch.Tensor.numpy  # the replaced one would find the placeholder, which is unknown
 
-    def array(tensor: Any) -> Any:
+    def array(tensor: Tensor) -> Any:
         return numpy(reads.filled(tensor, knowledge.most(tensor)))
 
     follow("item", item)
@@ -153,12 +154,12 @@ def _follow_reads(computing: ComputingShapes, reads: Reads, patches: Patches) ->
     follow("__repr__", _shown)
 
 
-def _single(name: str, tensor: Any) -> bool:
+def _single(name: str, tensor: Tensor) -> bool:
     """Whether a method reads this tensor: those that read one element fail for others."""
     return name in ("tolist", "numpy", "__array__", "__repr__") or tensor.numel() == 1
 
 
-def _shown(tensor: Any) -> str:
+def _shown(tensor: Tensor) -> str:
     """The text of an unknown tensor."""
     parts = [f"device='{tensor.device}'"] if tensor.is_cuda else []
     parts += [f"size={tuple(tensor.shape)}", f"dtype={tensor.dtype}"]

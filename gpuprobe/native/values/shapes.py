@@ -16,12 +16,15 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 import torch
+from torch import Tensor, UntypedStorage
+from torch._ops import OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from gpuprobe.errors import NotModelled
 from gpuprobe.model.text import human_bytes
 from gpuprobe.native.process import ExchangedCollectives
 from gpuprobe.native.values.aliases import parts_of
+from gpuprobe.native.values.arguments import Args, Kwargs
 from gpuprobe.native.values.budget import (
     AT_ONCE_MEMORY,
     AT_ONCE_OPERATIONS,
@@ -118,14 +121,14 @@ class Knowledge:
         self._most: dict[int, tuple[StorageWeakRef, int]] = {}
         self._purge_at = 4096
 
-    def allows(self, tensor: Any) -> bool:
+    def allows(self, tensor: Tensor) -> bool:
         """Whether a tensor may be known: its type and size."""
         dtype = tensor.dtype
         whole = not (dtype.is_floating_point or dtype.is_complex)
         limit = max(self.limit, WHOLE_LIMIT) if whole else self.limit
         return all(part.untyped_storage().nbytes() <= limit for part in parts_of(tensor))
 
-    def has_room(self, tensor: Any) -> bool:
+    def has_room(self, tensor: Tensor) -> bool:
         """Whether a tensor may become known: `allows`, and the bytes of all that are known."""
         if not self.allows(tensor):
             return False
@@ -149,7 +152,7 @@ class Knowledge:
         self._refused = (self._refused + 1) % _REFUSALS
         return False
 
-    def known(self, tensor: Any) -> bool:
+    def known(self, tensor: Tensor) -> bool:
         """Whether the values of a tensor are computed."""
         if not tensor.is_cuda:
             return not self._host or all(
@@ -170,23 +173,23 @@ class Knowledge:
             not part.numel() or part.untyped_storage()._cdata in device for part in parts_of(tensor)
         )
 
-    def _known_storage(self, storage: Any) -> bool:
+    def _known_storage(self, storage: UntypedStorage) -> bool:
         known = self.shared.known(storage._cdata)
         return storage._cdata in self._device if known is None else known
 
-    def share(self, storage: Any) -> None:
+    def share(self, storage: UntypedStorage) -> None:
         """The program sends a storage to another process."""
         if self.shared.known(storage._cdata) is None:
             self._resolve(storage)
             self.shared.add(storage)
             self.shared.note(storage._cdata, storage._cdata in self._device)
 
-    def wait_for(self, tensor: Any, first: int, last: int) -> None:
+    def wait_for(self, tensor: Tensor, first: int, last: int) -> None:
         """The collectives with these numbers write ``tensor``: it is known if their results are."""
         storage = tensor.untyped_storage()
         self._awaited[storage._cdata] = StorageWeakRef(storage), first, last
 
-    def _resolve(self, storage: Any) -> None:
+    def _resolve(self, storage: UntypedStorage) -> None:
         reference, first, last = self._awaited.pop(storage._cdata, (None, 0, 0))
         if reference is None or reference.expired():
             return
@@ -195,7 +198,7 @@ class Knowledge:
         else:
             self.forget_storage(storage._cdata)
 
-    def _keep(self, storage: Any) -> None:
+    def _keep(self, storage: UntypedStorage) -> None:
         if storage._cdata not in self._device:
             size = storage.nbytes()
             self._device[storage._cdata] = StorageWeakRef(storage), size
@@ -203,7 +206,7 @@ class Knowledge:
         if self.shared.storages:
             self.shared.note(storage._cdata, True)
 
-    def learn(self, tensor: Any) -> None:
+    def learn(self, tensor: Tensor) -> None:
         """Values were computed and written."""
         for part in parts_of(tensor):
             storage = part.untyped_storage()
@@ -216,7 +219,7 @@ class Knowledge:
         if len(self._device) > self._purge_at:
             self._purge()
 
-    def forget(self, tensor: Any) -> None:
+    def forget(self, tensor: Tensor) -> None:
         """Unknown values were written."""
         for part in parts_of(tensor):
             storage = part.untyped_storage()
@@ -229,12 +232,12 @@ class Knowledge:
         if len(self._host) > self._purge_at:
             self._purge()
 
-    def bound(self, tensor: Any, most: int) -> None:
+    def bound(self, tensor: Tensor, most: int) -> None:
         """The elements of a tensor of counts are at most ``most``."""
         storage = tensor.untyped_storage()
         self._most[storage._cdata] = StorageWeakRef(storage), most
 
-    def most(self, tensor: Any) -> int:
+    def most(self, tensor: Tensor) -> int:
         """What the elements of an unknown tensor of counts can be at most; 0 of other tensors."""
         if not self._most:
             return 0
@@ -258,7 +261,7 @@ class Knowledge:
         self._purge_at = 2 * max(2048, len(self._device), len(self._host))
 
 
-def _covers(tensor: Any) -> bool:
+def _covers(tensor: Tensor) -> bool:
     """Whether a tensor covers all of its storage."""
     return bool(
         tensor.layout is torch.strided
@@ -266,7 +269,7 @@ def _covers(tensor: Any) -> bool:
     )
 
 
-def healthy_truth(name: str, args: Any) -> bool | None:
+def healthy_truth(name: str, args: Args) -> bool | None:
     """What a test or comparison of an unknown tensor gives for all of its elements, as they are
     finite; None if that depends on their values.
     """
@@ -299,7 +302,7 @@ def _identical(one: Any, other: Any) -> bool:
     )
 
 
-def _made_of_unknown(tensor: Any) -> bool:
+def _made_of_unknown(tensor: Tensor) -> bool:
     """Whether a small host tensor was made of unknown numbers."""
     return bool(
         tensor.dtype in (torch.float32, torch.float64)
@@ -339,7 +342,7 @@ class ComputingShapes(Computing):
         self._run[How.SCALAR] = self._scalar
         self._run[How.ONLY] = self._only
 
-    def _spend(self, plan: OperatorPlan, args: Any, kwargs: Any, results: Any) -> bool:
+    def _spend(self, plan: OperatorPlan, args: Args, kwargs: Kwargs, results: Any) -> bool:
         """Count an operator before it is computed; stop computing everything beyond the bounds.
         Whether it may be computed.
         """
@@ -374,7 +377,7 @@ class ComputingShapes(Computing):
             "from there on, those of whole numbers, masks and tensors of up to 1 MiB"
         )
 
-    def written(self, tensor: Any) -> None:
+    def written(self, tensor: Tensor) -> None:
         self.knowledge.learn(tensor)
 
     def counted(self, call: Call, result: Any) -> None:
@@ -384,7 +387,7 @@ class ComputingShapes(Computing):
         """Whether what does not pass the dispatcher is computed, of these arguments."""
         return self.everything and all(self.knowledge.known(item) for item in tensors_in(tensors))
 
-    def _only(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _only(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         out = func(*args, **kwargs)
         if plan.name in _FRESH:
             if plan.name == "lift_fresh" and self._unknown(out):
@@ -393,7 +396,7 @@ class ComputingShapes(Computing):
                 self.knowledge.learn(out)  # what the memory holds is what a program gets
         return out
 
-    def _written(self, plan: OperatorPlan, args: Any, kwargs: Any) -> list[Any]:
+    def _written(self, plan: OperatorPlan, args: Args, kwargs: Kwargs) -> list[Any]:
         found: list[Any] = []
         for where in plan.written:
             if isinstance(where, str):
@@ -404,11 +407,11 @@ class ComputingShapes(Computing):
             found.append(args[where])
         return list(tensors_in(found))
 
-    def _ready(self, plan: OperatorPlan, args: Any, kwargs: Any) -> bool:
+    def _ready(self, plan: OperatorPlan, args: Args, kwargs: Kwargs) -> bool:
         """Whether all that an operator reads is known."""
         return self._scan(plan, args, kwargs)[1]
 
-    def _scan(self, plan: OperatorPlan, args: Any, kwargs: Any) -> tuple[bool, bool]:
+    def _scan(self, plan: OperatorPlan, args: Args, kwargs: Kwargs) -> tuple[bool, bool]:
         """Whether an operator concerns the device, and whether all that it reads is known."""
         known = self.knowledge.known
         skip: set[int] = set()
@@ -432,7 +435,7 @@ class ComputingShapes(Computing):
         return there, ready
 
     def _settle(
-        self, plan: OperatorPlan, ready: bool, key: Key | None, out: Any, args: Any, kwargs: Any
+        self, plan: OperatorPlan, ready: bool, key: Key | None, out: Any, args: Args, kwargs: Kwargs
     ) -> Any:
         """Compute an operator that is ready and small enough, and note what is known now."""
         knowledge = self.knowledge
@@ -471,8 +474,8 @@ class ComputingShapes(Computing):
         return out
 
     def _captured(
-        self, plan: OperatorPlan, ready: bool, key: Key | None, out: Any, args: Any, kwargs: Any,
-        fresh: Any, written: Any,
+        self, plan: OperatorPlan, ready: bool, key: Key | None, out: Any, args: Args,
+        kwargs: Kwargs, fresh: Any, written: Any,
     ) -> None:  # fmt: skip
         """Keep the call of a graph, for its replays; what they write is unknown if what it reads
         is.
@@ -501,7 +504,7 @@ class ComputingShapes(Computing):
             self.knowledge.forget_storage(key)
         return out
 
-    def _on_host(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _on_host(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         """An operator on the host alone."""
         if self.knowledge._host:
             ready = self._ready(plan, args, kwargs)
@@ -525,7 +528,7 @@ class ComputingShapes(Computing):
         finally:
             self._set(before)
 
-    def _whole(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _whole(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         there, ready = self._scan(plan, args, kwargs)
         if not there:
             return self._on_host(plan, func, args, kwargs)
@@ -563,7 +566,7 @@ class ComputingShapes(Computing):
             out.fill_(truth)
         return out
 
-    def _unscaled(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _unscaled(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         """Gradient scaling: unknown gradients are finite, so none is found that is not."""
         out = self._inside(INSIDE, lambda: func(*args, **kwargs))
         self.reads.notes["gradient scaling finds no overflow"] = None
@@ -571,7 +574,7 @@ class ComputingShapes(Computing):
             self.knowledge.forget(item)
         return out
 
-    def _reading(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _reading(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         if plan.name in MASKED and not masked(args):
             return self._whole(plan, func, args, kwargs)
         there, ready = self._scan(plan, args, kwargs)
@@ -583,7 +586,7 @@ class ComputingShapes(Computing):
         out = self._inside(BETWEEN, lambda: self._parts(plan, func, args, kwargs))
         return self._settle(plan, ready, key, out, args, kwargs)
 
-    def _counting(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _counting(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         if self.capture is not None:
             return func(*args, **kwargs)
         if not (self._ready(plan, args, kwargs) and self._spend(plan, args, kwargs, ())):
@@ -595,7 +598,7 @@ class ComputingShapes(Computing):
             self.knowledge.learn(item)
         return out
 
-    def _largest(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _largest(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         """An operator that counts elements which are unknown, with its largest result."""
         why, counts = LARGEST[plan.name]
         self.reads.largest(why)
@@ -607,7 +610,7 @@ class ComputingShapes(Computing):
             self.skipping.forget()
         return self._settle(plan, False, None, out, args, kwargs)
 
-    def _copying(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _copying(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         there, ready = self._scan(plan, args, kwargs)
         if not there:
             return self._on_host(plan, func, args, kwargs)
@@ -620,14 +623,14 @@ class ComputingShapes(Computing):
             self.knowledge.bound(out, self.knowledge.most(source))
         return out
 
-    def _unknown(self, tensor: Any) -> bool:
+    def _unknown(self, tensor: Tensor) -> bool:
         """Whether a small tensor that no operator has written was made of unknown numbers."""
         if tensor.numel() > _MOST_NUMBERS or not tensor.dtype.is_floating_point:
             return False
         with self.below():
             return _made_of_unknown(self.aliases.of(tensor) if tensor.is_cuda else tensor)
 
-    def _exchanging(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _exchanging(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         """What is received is known if it was where it was sent."""
         read, written = read_and_written(func, args, kwargs)
         if not any(item.is_cuda for item in (*read, *written)):
@@ -699,20 +702,20 @@ class ComputingShapes(Computing):
             for storage in collective.written:
                 self.knowledge.forget_storage(storage.cdata)
 
-    def _flattening(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _flattening(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         if not self._ready(plan, args, kwargs):
             return self._inside(INSIDE, lambda: func(*args, **kwargs))
         out = super()._flattening(plan, func, args, kwargs)
         self.knowledge.learn(out)
         return out
 
-    def _scalar(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _scalar(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         tensor = args[0]
         if self.capture is not None or self.knowledge.known(tensor):  # a capture refuses it
             return func(*args, **kwargs)
         return self.reads.scalar(tensor, self.knowledge.most(tensor))
 
-    def _answering(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _answering(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         if self._ready(plan, args, kwargs):
             return super()._answering(plan, func, args, kwargs)
         self._inside(INSIDE, lambda: func(*args, **kwargs))

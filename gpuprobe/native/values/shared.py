@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import UntypedStorage
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from gpuprobe.patching import Patches
@@ -24,7 +25,7 @@ class SharedStorages:
         self.storages: dict[int, tuple[StorageWeakRef, int]] = {}
         """Each one and its address, by its number."""
 
-    def add(self, storage: Any) -> None:
+    def add(self, storage: UntypedStorage) -> None:
         """A storage is shared from now on."""
         self.storages[storage._cdata] = StorageWeakRef(storage), storage.data_ptr()
 
@@ -56,7 +57,7 @@ def follow(shared: SharedStorages, share: Callable[[Any], None], patches: Patche
     sends, receives = torch.UntypedStorage._share_cuda_, torch.UntypedStorage._new_shared_cuda
 
     @functools.wraps(sends)
-    def send(storage: Any, *args: Any, **kwargs: Any) -> Any:
+    def send(storage: UntypedStorage, *args: Any, **kwargs: Any) -> Any:
         handle = sends(storage, *args, **kwargs)
         share(storage)
         return handle

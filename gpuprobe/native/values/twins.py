@@ -9,6 +9,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, Final
 
 import torch
+from torch._ops import OpOverload
 
 from gpuprobe.native.values.draws import seed_of
 
@@ -196,7 +197,7 @@ def _rms_norm_backward(grad: Any, x: Any, shape: Any, rstd: Any, weight: Any, ma
     )
 
 
-def _backward_of_norm(at: int, func: Any) -> Callable[..., Any]:
+def _backward_of_norm(at: int, func: OpOverload) -> Callable[..., Any]:
     """Statistics, at ``at`` and the next argument, in the input's dtype on the CPU, in float32 on
     CUDA for half precision: all in float32.
     """
