@@ -570,10 +570,11 @@ def _reported(error: BaseException) -> object:
 def _flushed(name: str) -> bool:
     """Whether a stream was flushed, if there is one; see ``flush_std_files`` of CPython."""
     stream = getattr(sys, name, None)
-    if stream is None or getattr(stream, "closed", False):
-        return True
+    with contextlib.suppress(Exception):  # detached
+        if stream is None or getattr(stream, "closed", False):
+            return True
     try:
-        stream.flush()
+        stream.flush()  # type: ignore[union-attr]
     except Exception as error:  # noqa: BLE001 - of the program's stream
         if name == "stdout":
             text = f"Exception ignored in: {stream!r}\n{type(error).__name__}: {error}\n"
@@ -581,6 +582,16 @@ def _flushed(name: str) -> bool:
                 sys.stderr.write(text)
         return False
     return True
+
+
+def _flush_after_a_file() -> None:
+    """What the interpreter does when a file has run, before it prints its error; see ``flush_io``
+    of CPython.
+    """
+    for name in ("stderr", "stdout"):
+        stream = getattr(sys, name, None)
+        with contextlib.suppress(Exception):  # as Python does
+            stream.flush()  # type: ignore[union-attr]
 
 
 def _end(code: object, how: End) -> NoReturn:
@@ -634,7 +645,10 @@ if __name__ == "__main__":
         if _request.argv[0] == "-m":
             _run_module(_request.argv)
         else:
-            exec(*_program(_request.argv))
+            try:
+                exec(*_program(_request.argv))
+            finally:
+                _flush_after_a_file()
     except BaseException as _error:  # noqa: BLE001 - it ends the process
         _code = _reported(_error)
     _end(_code, _request.end)
