@@ -60,6 +60,9 @@ def _commands() -> dict[str, str]:
 _MANY = 4
 """So many arguments of an earlier command are left to its table."""
 
+_LONG = 10
+"""So many words are not printed again: the table refers to the earlier command."""
+
 
 def _command(name: str, described: dict[tuple[str, str], str]) -> str:
     module = importlib.import_module(f"gpuprobe.cli.commands.{name.replace('-', '_')}")
@@ -78,26 +81,34 @@ def _command(name: str, described: dict[tuple[str, str], str]) -> str:
     usage = parser.usage or " ".join(
         [parser.prog, "[options]", *(_positional(action) for action in positionals)]
     )
-    rows = [(f"`{_spelling(a)}`", _help(parser, a)) for a in (*positionals, *options)]
+    rows = [
+        (f"`{_spelling(a)}`", text)
+        for a in (*positionals, *options)
+        if (text := _help(parser, a)) and text != "run a module"  # the usage has the others
+    ]
     earlier: dict[str, list[tuple[str, str]]] = {}
     for row in rows:
-        if row[1] and row in described:
+        if row in described:
             earlier.setdefault(described[row], []).append(row)
         described.setdefault(row, name)
     again = {other: same for other, same in earlier.items() if len(same) >= _MANY}
     left_out = {row for same in again.values() for row in same}
+    shown = [row for row in rows if row not in left_out]
+    for at, row in enumerate(shown):
+        if len(row[1].split()) >= _LONG and (other := described[row]) != name:
+            shown[at] = (row[0], f"as in [`gpuprobe {other}`](#gpuprobe-{other})")
     parts = [
         f"## gpuprobe {name}",
         f"```text\n{usage % {'prog': parser.prog}}\n```",
         docstring(parser.description),
-        table(("argument", "meaning"), [row for row in rows if row not in left_out]),
+        *([table(("argument", "meaning"), shown)] if shown else []),
         *(
             f"As in [`gpuprobe {other}`](#gpuprobe-{other}): {', '.join(row[0] for row in same)}."
             for other, same in again.items()
         ),
     ]
-    examples = "\n".join(f"# {text}\n{line}" for line, text in module.EXAMPLES.items())
-    parts.append(f"Examples:\n\n```text\n{examples}\n```")
+    line, text = next(iter(module.EXAMPLES.items()))
+    parts.append(f"Example: `{line}` – {text}")
     return "\n\n".join(parts)
 
 
@@ -288,39 +299,39 @@ def _class(item: type) -> str:
     if dataclasses.is_dataclass(item):
         parts.append(fields(item))
     for name, member in vars(item).items():
-        if name.startswith("_"):
+        if name.startswith("_") or _internal(item, name):
             continue
         if isinstance(member, property) and inspect.getdoc(member):
             parts.append(f"* `{name}`: " + _first_paragraph(inspect.getdoc(member)))
-        elif inspect.isfunction(member) and inspect.getdoc(member) and not _internal(member):
+        elif inspect.isfunction(member) and inspect.getdoc(member):
             function = inspect.unwrap(member)
             parts.append(f"### {item.__name__}.{name}\n\n" + _function(function, name))
     return "\n\n".join(part for part in parts if part)
 
 
-# What the sampler's own hooks call is public to them, not to users.
-_RECORDER_CALLS = {"step", "phase", "wrap", "finish"}
+# Of these classes users need only some methods: the others are public to gpuprobe's own packages.
+_FOR_USERS = {"Recorder": {"step", "phase", "wrap", "finish"}, "NativeSession": set[str]()}
 
 
-def _internal(member: Any) -> bool:
-    home, _, name = member.__qualname__.rpartition(".")
-    return home == "Recorder" and name not in _RECORDER_CALLS
+def _internal(item: type, name: str) -> bool:
+    return name not in _FOR_USERS.get(item.__name__, {name})
 
 
 # -- the recording format
 
 
 def fields(cls: type) -> str:
-    """The fields of a dataclass, with the comment behind each."""
+    """The fields of a dataclass: a table of those with a comment, and the names of the others. A
+    type with a question mark may be `Unavailable`.
+    """
     node = _node(cls)
     assert isinstance(node, ast.ClassDef)
     comments = _comments(textwrap.dedent(inspect.getsource(cls)))
     names = vars(sys.modules[cls.__module__])
-    rows = []
+    rows, others = [], []
     for statement in node.body:
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
             name = statement.target.id
-            default = "" if statement.value is None else _default(statement.value)
             kind, text = _annotation(statement.annotation)
             meaning = text or comments.get(name, "")
             enum = names.get(kind)
@@ -328,38 +339,40 @@ def fields(cls: type) -> str:
                 members: list[Any] = list(enum)
                 values = ", ".join(f"`{member.value}`" for member in members)
                 meaning = f"{meaning}; {values}" if meaning else values
-            rows.append((f"`{name}`", f"`{kind}`", default, meaning))
-    return table(("field", "type", "default", "meaning"), rows)
+            default = "" if statement.value is None else _default(statement.value)
+            shown = f"`{name}: {kind.replace(' | Unavailable', '?')}{default}`"
+            if meaning:
+                rows.append((shown, meaning))
+            else:
+                others.append(shown)
+    parts = [table(("field", "meaning"), rows)] if rows else []
+    if others:
+        parts.append(f"{'Further fields' if rows else 'Fields'}: {', '.join(others)}.")
+    return "\n\n".join(parts)
 
 
 def _annotation(node: ast.expr) -> tuple[str, str]:
-    """The type of a field and its description, which is a text in ``Annotated``."""
+    """The type of a field, without its limits, and its description: a text in ``Annotated``."""
     if not (isinstance(node, ast.Subscript) and ast.unparse(node.value) == "Annotated"):
         return ast.unparse(node), ""
     assert isinstance(node.slice, ast.Tuple)
     kind, *notes = node.slice.elts
-    texts = [note.value for note in notes if isinstance(note, ast.Constant)]
-    limits = [
-        text
-        for note in notes
-        if not isinstance(note, ast.Constant)
-        and not (text := ast.unparse(note)).startswith(("OneOf(", "Matches("))
-    ]
-    inner = ast.unparse(kind)
-    return f"Annotated[{', '.join([inner, *limits])}]" if limits else inner, " ".join(
-        map(str, texts)
-    )
+    texts = [str(note.value) for note in notes if isinstance(note, ast.Constant)]
+    return ast.unparse(kind), " ".join(texts)
+
+
+_EMPTY = ("None", "False", "0", "''", "()", "{}", "[]", "((), ())")
 
 
 def _default(value: ast.expr) -> str:
+    """`` = default``, or nothing for one that is empty or unavailable."""
     text = ast.unparse(value)
     if (made := re.fullmatch(r"field\(default(?:_factory)?=(.*)\)", text)) is not None:
         text = {"dict": "{}", "list": "[]", "tuple": "()"}.get(made[1], made[1])
-    if text.startswith("_"):  # a constant for "not collected"
-        return "unavailable"
-    if re.fullmatch(r"(lambda\b.*|[A-Z]\w*)", text) and text not in ("None", "True", "False"):
+    # A constant, class or function that makes a value: none of a text that a reader could type.
+    if text in _EMPTY or text.startswith("_") or re.match(r"(lambda\b|tuple\b|[A-Z]\w*$)", text):
         return ""
-    return f"`{text}`"
+    return f" = {text}"
 
 
 def record(path: str) -> str:
@@ -383,17 +396,16 @@ def trace_columns() -> str:
     lines = {key.lineno: (ast.literal_eval(key), key.lineno) for key in columns.keys if key}
     comments = _attached(source, lines)
     rows = [
-        (f"`{name}`", f"`{code}`", comments.get(name, "")) for name, code in trace.COLUMNS.items()
+        (f"`{name}: {code}`", comments.get(name, "")) for name, code in trace.COLUMNS.items()
     ]
-    return table(("column", "typecode", "meaning"), rows)
+    return table(("column: typecode", "meaning"), rows)
 
 
 def codes(path: str) -> str:
     """The numbers an enum has in trace columns."""
     module, _, name = path.rpartition(".")
     enum: Any = getattr(importlib.import_module(f"gpuprobe.model.{module}"), name)
-    rows = [(str(member.code), f"`{member.value}`") for member in enum]
-    return table(("code", "name"), sorted(rows, key=lambda row: int(row[0])))
+    return ", ".join(f"{m.code} `{m.value}`" for m in sorted(enum, key=lambda m: m.code)) + "."
 
 
 def module_doc(name: str) -> str:
@@ -504,19 +516,28 @@ def metrics() -> str:
     """Every metric that ``gpuprobe export`` has, from its tables."""
     from gpuprobe.reporters.metrics.exporter import SELF_METRICS
     from gpuprobe.reporters.metrics.gpu import GPU_METRICS
-    from gpuprobe.reporters.metrics.metrics import Metric
+    from gpuprobe.reporters.metrics.metrics import Metric, otel_name
     from gpuprobe.reporters.metrics.run import RUN_METRICS
 
-    def row(metric: Metric) -> tuple[str, ...]:
-        labels = " ".join(f"`{label}`" for label in metric.labels)
-        otel = f"`{metric.otel.name}` ({metric.otel.instrument}, {metric.ucum})"
-        return (f"`{metric.name}`", metric.kind, labels, metric.help, otel, metric.source)
+    def row(metric: Metric, common: tuple[str, ...]) -> tuple[str, ...]:
+        labels = "".join(f" `{label}`" for label in metric.labels if label not in common)
+        derived = otel_name(metric.name, metric.unit)
+        otel = "" if metric.otel.name == derived else f" (`{metric.otel.name}`)"
+        return (f"`{metric.name}`{labels}", metric.help + otel)
 
-    head = ("metric", "type", "labels", "meaning", "in OpenTelemetry", "read from")
-    parts = (("GPUs", GPU_METRICS), ("Runs", RUN_METRICS), ("The export itself", SELF_METRICS))
+    parts = (
+        ("GPUs", ("uuid", "index", "name"), GPU_METRICS),
+        ("Runs", ("run", "rank"), RUN_METRICS),
+        ("The export itself", (), SELF_METRICS),
+    )
+    for _, common, listed in parts:
+        for metric in listed:
+            assert set(common) <= set(metric.labels), metric
+            assert metric.name.endswith("_total") == (metric.kind == "counter"), metric
     return "\n\n".join(
-        f"## {title}\n\n{table(head, [row(metric) for metric in listed])}"
-        for title, listed in parts
+        f"## {title}\n\n"
+        + table(("metric, labels", "meaning"), [row(metric, common) for metric in listed])
+        for title, common, listed in parts
     )
 
 
@@ -584,12 +605,9 @@ def results_of(benchmark: str, *arguments: str) -> str:
 def gpus() -> str:
     """The GPU catalogue; `gpuprobe/catalogue/gpus.json` has where each figure was read."""
     from gpuprobe.catalogue.file import built_in
-    from gpuprobe.model.text import human_bytes
-    from gpuprobe.model.values import Unavailable
 
     rows = []
     for model in built_in():
-        cache = model.L2_cache_size
         low, high = (value / (1 << 20) for value in model.context)
         rows.append(
             (
@@ -598,13 +616,14 @@ def gpus() -> str:
                 f"{model.total_memory:,}",
                 f"{model.major}.{model.minor}",
                 str(model.multi_processor_count),
-                "unknown" if isinstance(cache, Unavailable) else human_bytes(cache),
-                f"{low:.0f} to {high:.0f} MiB",
-                f"{model.cublas_workspace_bytes:,}",
+                f"{low:.0f} to {high:.0f}",
             )
         )
-    head = ("name", "title", "memory, bytes", "capability", "SMs", "L2 cache", "context")
-    return table((*head, "cuBLAS workspace, bytes"), rows)
+        large = model.cublas_workspace_bytes == 32 << 20
+        assert large == (model.major >= 9), model.name  # the page has the rule
+    return table(
+        ("name", "title", "memory, bytes", "capability", "SMs", "context, MiB"), rows
+    )
 
 
 SECTIONS: dict[str, Callable[[], str]] = {
@@ -627,7 +646,6 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "keys-view": lambda: key_table("gpuprobe.tui.viewer.screen", "PANE_KEYS", "VIEW_KEYS"),
     "metrics": metrics,
     "placement-rules": placement_rules,
-    "rules": rules_page.index,
     "doctor-rules": rules_page.machine,
     "rank-rules": rules_page.ranks,
     "other-rules": rules_page.others,

@@ -1,11 +1,10 @@
 """Compare a training run's memory with a baseline; a regression exits with 1, an incomplete
 recording with 4.
 
-TARGET is a recording, or a script to run and record. Options of gpuprobe go before or after it,
-except those that the script has, too: after it, they are the script's. Arguments after -- are
-passed to the script. Missing options come from the baseline, then from
-[tool.gpuprobe] in pyproject.toml: run, gpu, steps, hazards, baseline and tolerance. Without
-TARGET, options after -- are added to the project's command; a command after -- is run and recorded.
+TARGET is a recording, or a script to run and record. Options of gpuprobe may also follow it, unless
+the script has options of the same name; arguments after -- are passed to the script. Missing
+options come from the baseline, then from [tool.gpuprobe] in pyproject.toml. Without TARGET,
+options after -- are added to the project's command; a command after -- is run and recorded.
 """
 
 from __future__ import annotations
