@@ -310,7 +310,7 @@ def _class(item: type) -> str:
 
 
 # Of these classes users need only some methods: the others are public to gpuprobe's own packages.
-_FOR_USERS = {"Recorder": {"step", "phase", "wrap", "finish"}, "NativeSession": set[str]()}
+_FOR_USERS = {"Recorder": {"step", "phase", "wrap", "finish", "uses_cost"}, "NativeSession": set[str]()}
 
 
 def _internal(item: type, name: str) -> bool:

@@ -179,9 +179,8 @@ def replay(
     Always checks the recorded run first: ``result.exact`` and ``result.first_divergence``.
     ``settings`` (an `AllocatorSettings`, or text as in ``PYTORCH_CUDA_ALLOC_CONF`` that changes
     the recorded ones) are simulated as a what-if; ``search`` tries common settings and recommends
-    one. ``device`` selects one CUDA device by its index. ``capacity``: bytes available to the
-    allocator; by default the limit shown by an out-of-memory event in the trace, otherwise
-    unlimited.
+    one. ``device`` selects one CUDA device. ``capacity``: bytes available to the allocator
+    (default: the limit shown by an out-of-memory event in the trace, otherwise unlimited).
 
     In a recording every traced step is replayed; a what-if runs on each device's trace with the
     highest peak. Raises UsageError, NotARecording and DataError as
