@@ -396,9 +396,18 @@ def trace_columns() -> str:
     lines = {key.lineno: (ast.literal_eval(key), key.lineno) for key in columns.keys if key}
     comments = _attached(source, lines)
     rows = [
-        (f"`{name}: {code}`", comments.get(name, "")) for name, code in trace.COLUMNS.items()
+        (f"`{name}: {code}`", comments.get(name, ""))
+        for name, code in trace.COLUMNS.items()
+        if name not in trace.USE_COLUMNS
     ]
-    return table(("column: typecode", "meaning"), rows)
+    uses = ", ".join(
+        f"`{name}: {code}`" for name, code in trace.COLUMNS.items() if name in trace.USE_COLUMNS
+    )
+    return (
+        table(("column: typecode", "meaning"), rows)
+        + "\n\nWhat operators did with a block, if that was traced (`gpuprobe/model/trace.py` has the "
+        + f"meanings): {uses}."
+    )
 
 
 def codes(path: str) -> str:
@@ -422,13 +431,6 @@ def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     lines = [[head[i] for i in used], ["---"] * len(used)]
     lines += [[row[i].replace("|", "\\|") for i in used] for row in rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def key_table(module: str, *names: str) -> str:
-    """The keys of a screen, and those of every screen."""
-    keys = [key for name in names for key in getattr(importlib.import_module(module), name)]
-    keys += importlib.import_module("gpuprobe.tui.probe_app").APP_KEYS
-    return table(("key", "what it does"), [(f"`{key.shown}`", key.does) for key in keys])
 
 
 def docstring(text: str | None) -> str:
@@ -642,8 +644,6 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "trace-columns": trace_columns,
     "gpus": gpus,
     "hazard-rules": hazard_rules,
-    "keys-top": lambda: key_table("gpuprobe.tui.monitor.keys", "KEYS"),
-    "keys-view": lambda: key_table("gpuprobe.tui.viewer.screen", "PANE_KEYS", "VIEW_KEYS"),
     "metrics": metrics,
     "placement-rules": placement_rules,
     "doctor-rules": rules_page.machine,
