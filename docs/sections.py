@@ -32,15 +32,16 @@ _LITERAL = re.compile(r"``([^`]+)``")
 
 
 def command_list() -> str:
-    """The commands, with the line that ``gpuprobe --help`` has for each, by group."""
+    """The commands, by group."""
     from gpuprobe.cli.commands import GROUPS
 
-    rows = [
-        ("" if at else group, f"[`{name}`](#gpuprobe-{name})", text)
-        for group, commands in GROUPS.items()
-        for at, (name, text) in enumerate(commands.items())
-    ]
-    return table(("to", "command", "what it does"), rows)
+    return table(
+        ("to", "commands"),
+        [
+            (group, ", ".join(f"[`{name}`](#gpuprobe-{name})" for name in commands))
+            for group, commands in GROUPS.items()
+        ],
+    )
 
 
 def command_reference() -> str:
@@ -63,6 +64,9 @@ _MANY = 4
 _LONG = 10
 """So many words are not printed again: the table refers to the earlier command."""
 
+_ELSEWHERE = re.compile(r"run a module|print (a|one) JSON document|print the \w+ as JSON")
+"""What the usage, or the head of the page, has."""
+
 
 def _command(name: str, described: dict[tuple[str, str], str]) -> str:
     module = importlib.import_module(f"gpuprobe.cli.commands.{name.replace('-', '_')}")
@@ -84,7 +88,7 @@ def _command(name: str, described: dict[tuple[str, str], str]) -> str:
     rows = [
         (f"`{_spelling(a)}`", text)
         for a in (*positionals, *options)
-        if (text := _help(parser, a)) and text != "run a module"  # the usage has the others
+        if (text := _help(parser, a)) and not _ELSEWHERE.fullmatch(text)
     ]
     earlier: dict[str, list[tuple[str, str]]] = {}
     for row in rows:
@@ -297,7 +301,7 @@ def _parameter(argument: ast.arg, default: ast.expr | None) -> str:
 def _class(item: type) -> str:
     parts = [docstring(item.__doc__)]
     if dataclasses.is_dataclass(item):
-        parts.append(fields(item))
+        parts.append(fields(item, typed=False))
     for name, member in vars(item).items():
         if name.startswith("_") or _internal(item, name):
             continue
@@ -320,7 +324,7 @@ def _internal(item: type, name: str) -> bool:
 # -- the recording format
 
 
-def fields(cls: type) -> str:
+def fields(cls: type, *, typed: bool = True) -> str:
     """The fields of a dataclass: a table of those with a comment, and the names of the others. A
     type with a question mark may be `Unavailable`.
     """
@@ -340,11 +344,11 @@ def fields(cls: type) -> str:
                 values = ", ".join(f"`{member.value}`" for member in members)
                 meaning = f"{meaning}; {values}" if meaning else values
             default = "" if statement.value is None else _default(statement.value)
-            shown = f"`{name}: {kind.replace(' | Unavailable', '?')}{default}`"
+            shown = f"{name}: {kind.replace(' | Unavailable', '?')}{default}" if typed else name
             if meaning:
-                rows.append((shown, meaning))
+                rows.append((f"`{shown}`", meaning))
             else:
-                others.append(shown)
+                others.append(f"`{shown}`")
     parts = [table(("field", "meaning"), rows)] if rows else []
     if others:
         parts.append(f"{'Further fields' if rows else 'Fields'}: {', '.join(others)}.")
