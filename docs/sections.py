@@ -383,7 +383,7 @@ def record(path: str) -> str:
     """One record of the format: the docstring of its dataclass, and its fields."""
     module, _, name = path.rpartition(".")
     cls = getattr(importlib.import_module(f"gpuprobe.model.{module}"), name)
-    return docstring(cls.__doc__) + "\n\n" + fields(cls)
+    return f"**{name}.** {docstring(cls.__doc__)}\n\n{fields(cls)}"
 
 
 def trace_columns() -> str:
@@ -618,17 +618,15 @@ def gpus() -> str:
         rows.append(
             (
                 ", ".join(f"`{name}`" for name in (model.name, *model.aliases)),
-                model.title,
                 f"{model.total_memory:,}",
                 f"{model.major}.{model.minor}",
-                str(model.multi_processor_count),
                 f"{low:.0f} to {high:.0f}",
             )
         )
         large = model.cublas_workspace_bytes == 32 << 20
         assert large == (model.major >= 9), model.name  # the page has the rule
     return table(
-        ("name", "title", "memory, bytes", "capability", "SMs", "context, MiB"), rows
+        ("name", "memory, bytes", "capability", "context, MiB"), rows
     )
 
 
