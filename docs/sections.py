@@ -105,7 +105,7 @@ def _command(name: str, described: dict[tuple[str, str], str]) -> str:
         f"## gpuprobe {name}",
         f"```text\n{usage % {'prog': parser.prog}}\n```",
         docstring(parser.description),
-        *([table(("argument", "meaning"), shown)] if shown else []),
+        *([listing(shown)] if shown else []),
         *(
             f"As in [`gpuprobe {other}`](#gpuprobe-{other}): {', '.join(row[0] for row in same)}."
             for other, same in again.items()
@@ -163,7 +163,7 @@ def exit_code_table() -> str:
     raised: dict[int, list[str]] = {}
     for name in errors.__all__:
         kind = getattr(errors, name)
-        if kind is not errors.GpuprobeError:
+        if kind is not errors.GpuprobeError and issubclass(kind, Exception):  # others are caught
             code = exit_codes.of(kind("", "") if kind is errors.MissingExtra else kind(""))
             raised.setdefault(code, []).append(f"`{name}`")
     rows = []
@@ -184,6 +184,8 @@ def error_table() -> str:
     rows = []
     for name in errors.__all__:
         kind = getattr(errors, name)
+        if not issubclass(kind, Exception):
+            continue  # gpuprobe's own signal through a program that it runs
         base = kind.__bases__[0].__name__
         rows.append((f"`{name}`", f"`{base}`", _first_paragraph(kind.__doc__)))
     return table(("error", "is a", "meaning"), rows)
@@ -302,15 +304,19 @@ def _class(item: type) -> str:
     parts = [docstring(item.__doc__)]
     if dataclasses.is_dataclass(item):
         parts.append(fields(item, typed=False))
+    properties: list[tuple[str, str]] = []
+    methods: list[str] = []
     for name, member in vars(item).items():
         if name.startswith("_") or _internal(item, name):
             continue
         if isinstance(member, property) and inspect.getdoc(member):
-            parts.append(f"* `{name}`: " + _first_paragraph(inspect.getdoc(member)))
+            properties.append((f"`{name}`", _first_paragraph(inspect.getdoc(member))))
         elif inspect.isfunction(member) and inspect.getdoc(member):
             function = inspect.unwrap(member)
-            parts.append(f"### {item.__name__}.{name}\n\n" + _function(function, name))
-    return "\n\n".join(part for part in parts if part)
+            methods.append(f"### {item.__name__}.{name}\n\n" + _function(function, name))
+    if properties:
+        parts.append(f"Properties:\n\n{listing(properties)}")
+    return "\n\n".join(part for part in (*parts, *methods) if part)
 
 
 # Of these classes users need only some methods: the others are public to gpuprobe's own packages.
@@ -349,7 +355,7 @@ def fields(cls: type, *, typed: bool = True) -> str:
                 rows.append((f"`{shown}`", meaning))
             else:
                 others.append(f"`{shown}`")
-    parts = [table(("field", "meaning"), rows)] if rows else []
+    parts = [listing(rows)] if rows else []
     if others:
         parts.append(f"{'Further fields' if rows else 'Fields'}: {', '.join(others)}.")
     return "\n\n".join(parts)
@@ -408,7 +414,7 @@ def trace_columns() -> str:
         f"`{name}: {code}`" for name, code in trace.COLUMNS.items() if name in trace.USE_COLUMNS
     )
     return (
-        table(("column: typecode", "meaning"), rows)
+        listing(rows)
         + "\n\nWhat operators did with a block, if that was traced (`gpuprobe/model/trace.py` has the "
         + f"meanings): {uses}."
     )
@@ -435,6 +441,11 @@ def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     lines = [[head[i] for i in used], ["---"] * len(used)]
     lines += [[row[i].replace("|", "\\|") for i in used] for row in rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def listing(rows: Sequence[tuple[str, str]]) -> str:
+    """A Markdown list of names and what they mean."""
+    return "\n".join(f"* {name}: {meaning}" for name, meaning in rows)
 
 
 def docstring(text: str | None) -> str:
@@ -542,7 +553,7 @@ def metrics() -> str:
             assert metric.name.endswith("_total") == (metric.kind == "counter"), metric
     return "\n\n".join(
         f"## {title}\n\n"
-        + table(("metric, labels", "meaning"), [row(metric, common) for metric in listed])
+        + listing([row(metric, common) for metric in listed])
         for title, common, listed in parts
     )
 
