@@ -32,12 +32,14 @@ def ranks() -> str:
 
 
 def others() -> str:
-    """All other rules, but those that have a table on the page of their command."""
+    """All other rules, but those that have a table on the page of their command, and those of a
+    metric of `gpuprobe check`, which the page of its settings describes.
+    """
     known = {*RULES, *RANK_RULES, *hazards.RULES, *placement.RULES}
     rows = [
         f"| {rule.id} | {rule.kind} | {_levels(rule)} | {_text(rule)} |"
         for rule in registered()
-        if rule not in known
+        if rule not in known and rule.remedy != baseline.INTENDED
     ]
     return "\n".join(("| id | kind | level | what it reports |", "| --- | --- | --- | --- |", *rows))
 
@@ -47,9 +49,9 @@ def _levels(rule: Rule) -> str:
 
 
 def _text(rule: Rule) -> str:
-    """What it reports, and the advice, unless that is the usual one about a baseline."""
+    """What it reports, and the advice."""
     text = " ".join((rule.description or rule.title).split())
-    advice = "" if rule.remedy in ("", baseline.INTENDED) else f" What to do: {' '.join(rule.remedy.split())}."
+    advice = f" What to do: {' '.join(rule.remedy.split())}." if rule.remedy else ""
     return f"{text[0].upper()}{text[1:].rstrip('.')}.{advice}"
 
 
@@ -64,10 +66,10 @@ def xids() -> str:
     """The text of GP124 for each number. What many have in common is named by a letter."""
     common = {xid.PROGRAM: "**P**", xid.RESET: "**R**", xid.REPLACE: "**V**"}
     lines = [f"* {letter}: {text}." for text, letter in common.items()]
-    lines += ["", "| Xid | level | meaning | what to do |", "| ---: | --- | --- | --- |"]
+    lines.append("")
     for code, advice in sorted(xid.XIDS.items()):
         action = advice.action
         for text, letter in common.items():
             action = action.replace(text, letter)
-        lines.append(f"| {code} | {advice.level.value} | {advice.meaning} | {action} |")
+        lines.append(f"* **{code}** ({advice.level.value}): {advice.meaning}. {action}")
     return "\n".join(lines)

@@ -111,8 +111,6 @@ def _command(name: str, described: dict[tuple[str, str], str]) -> str:
             for other, same in again.items()
         ),
     ]
-    line, text = next(iter(module.EXAMPLES.items()))
-    parts.append(f"Example: `{line}` – {text}")
     return "\n\n".join(parts)
 
 
@@ -599,15 +597,14 @@ def layers() -> str:
 
 
 def packages() -> str:
-    """Each package, with the first sentence of its docstring and the names of its folders."""
+    """Each package, with the first sentence of its docstring."""
     rows = []
     for file in sorted((ROOT / "gpuprobe").glob("*/__init__.py")):
         text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
         summary = " ".join(text.partition("\n\n")[0].replace("``", "`").split())
         sentence = re.split(r"(?<=\.)\s", summary)[0]
-        folders = sorted(inner.parent.name for inner in file.parent.glob("*/__init__.py"))
-        rows.append((f"`{file.parent.name}/`", sentence, " ".join(f"`{name}`" for name in folders)))
-    return table(("package", "contents", "folders"), rows)
+        rows.append((f"`{file.parent.name}/`", sentence))
+    return listing(rows)
 
 
 def results_of(benchmark: str, *arguments: str) -> str:

@@ -152,10 +152,8 @@ def diff(
 
     For each rank and device, ``peaks[i].rows["category"]`` (``"module"``, ``"line"``) sum
     exactly to the change of the peak, in bytes. If a peak's step has no trace, the rows compare
-    the highest traced steps, named by ``peaks[i].compared``, and sum to their difference. Rows are
-    `Unavailable` if a side has no trace at all (level ``counters``); the peaks are still compared.
-
-    Raises what `load` raises.
+    the highest traced steps, named by ``peaks[i].compared``; without any trace they are
+    `Unavailable`. Raises what `load` raises.
     """
     from gpuprobe.analysis.compare.diff import diff_recordings
 
