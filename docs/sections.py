@@ -408,13 +408,9 @@ def trace_columns() -> str:
         for name, code in trace.COLUMNS.items()
         if name not in trace.USE_COLUMNS
     ]
-    uses = ", ".join(
-        f"`{name}: {code}`" for name, code in trace.COLUMNS.items() if name in trace.USE_COLUMNS
-    )
     return (
-        listing(rows)
-        + "\n\nWhat operators did with a block, if that was traced (`gpuprobe/model/trace.py` has the "
-        + f"meanings): {uses}."
+        f"{listing(rows)}\n\nFurther columns, of what operators did with a block: `USE_COLUMNS` in "
+        "`gpuprobe/model/trace.py`."
     )
 
 
