@@ -57,8 +57,7 @@ def _text(rule: Rule) -> str:
 
 def _sections(rules: Iterable[Rule]) -> str:
     return "\n\n".join(
-        f"### {rule.id} {rule.kind}\n\n**{rule.title}** ({_levels(rule)}). {rule.description}"
-        for rule in rules
+        f"### {rule.id} {rule.kind}\n\n{rule.description} ({_levels(rule)})" for rule in rules
     )
 
 

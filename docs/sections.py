@@ -254,9 +254,10 @@ def _handed_out(functions: list[Any], known: list[type]) -> list[type]:
 def _function(item: Any, name: str = "") -> str:
     node = _node(item)
     assert isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)), item
-    return f"```text\n{_signature(node, name or 'gpuprobe.' + node.name)}\n```\n\n" + docstring(
-        inspect.getdoc(item)
-    )
+    text = docstring(inspect.getdoc(item))
+    paragraphs = [part for part in text.split("\n\n") if not part.startswith("Raises ")]
+    signature = _signature(node, name or "gpuprobe." + node.name)
+    return "\n\n".join([f"```text\n{signature}\n```", *paragraphs])
 
 
 def _signature(node: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> str:
@@ -330,8 +331,10 @@ def _internal(item: type, name: str) -> bool:
 
 def fields(cls: type, *, typed: bool = True) -> str:
     """The fields of a dataclass: a table of those with a comment, and the names of the others. A
-    type with a question mark may be `Unavailable`.
+    type with a question mark may be `Unavailable`. Without types, those that the docstring describes
+    are not named again.
     """
+    described = set() if typed else set(_LITERAL.findall(cls.__doc__ or ""))
     node = _node(cls)
     assert isinstance(node, ast.ClassDef)
     comments = _comments(textwrap.dedent(inspect.getsource(cls)))
@@ -351,11 +354,12 @@ def fields(cls: type, *, typed: bool = True) -> str:
             shown = f"{name}: {kind.replace(' | Unavailable', '?')}{default}" if typed else name
             if meaning:
                 rows.append((f"`{shown}`", meaning))
-            else:
+            elif name not in described:
                 others.append(f"`{shown}`")
     parts = [listing(rows)] if rows else []
     if others:
-        parts.append(f"{'Further fields' if rows else 'Fields'}: {', '.join(others)}.")
+        head = "Further fields" if rows or described else "Fields"
+        parts.append(f"{head}: {', '.join(others)}.")
     return "\n\n".join(parts)
 
 
