@@ -31,7 +31,7 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
         largest = max(parts, key=lambda one: live.size[one])
         if live.ledger.stack[largest] == live.ledger.stack[row]:
             yield _grown(live, row, joined)
-        else:
+        elif len(parts) > 1:
             yield _joined(live, row, parts)
         joined.add(row)
 
