@@ -301,7 +301,7 @@ def _parameter(argument: ast.arg, default: ast.expr | None) -> str:
 
 def _class(item: type) -> str:
     parts = [docstring(item.__doc__)]
-    if dataclasses.is_dataclass(item):
+    if dataclasses.is_dataclass(item) and item.__name__ != "Device":  # `info --json` has its fields
         parts.append(fields(item, typed=False))
     properties: list[tuple[str, str]] = []
     methods: list[str] = []
