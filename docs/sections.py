@@ -627,14 +627,13 @@ def gpus() -> str:
             (
                 ", ".join(f"`{name}`" for name in (model.name, *model.aliases)),
                 f"{model.total_memory:,}",
-                f"{model.major}.{model.minor}",
                 f"{low:.0f} to {high:.0f}",
             )
         )
         large = model.cublas_workspace_bytes == 32 << 20
         assert large == (model.major >= 9), model.name  # the page has the rule
     return table(
-        ("name", "memory, bytes", "capability", "context, MiB"), rows
+        ("name", "memory, bytes", "context, MiB"), rows
     )
 
 
