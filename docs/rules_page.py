@@ -14,8 +14,7 @@ from gpuprobe.causes import advice
 from gpuprobe.hazards import rules as hazards
 from gpuprobe.model.rules import Rule, registered
 from gpuprobe.probes.distributed.rules import RULES as RANK_RULES
-from gpuprobe.probes.health import RULES
-from gpuprobe.probes.health import xid
+from gpuprobe.probes.health import RULES, xid
 
 ROOMS = (advice, evaluation, placement, baseline, hazards)
 """Imported for the rules that they register."""
@@ -41,7 +40,9 @@ def others() -> str:
         for rule in registered()
         if rule not in known and rule.remedy != baseline.INTENDED
     ]
-    return "\n".join(("| id | kind | level | what it reports |", "| --- | --- | --- | --- |", *rows))
+    return "\n".join(
+        ("| id | kind | level | what it reports |", "| --- | --- | --- | --- |", *rows)
+    )
 
 
 def _levels(rule: Rule) -> str:
@@ -66,9 +67,9 @@ def xids() -> str:
     common = {xid.PROGRAM: "**P**", xid.RESET: "**R**", xid.REPLACE: "**V**"}
     lines = [f"* {letter}: {text}." for text, letter in common.items()]
     lines.append("")
-    for code, advice in sorted(xid.XIDS.items()):
-        action = advice.action
+    for code, entry in sorted(xid.XIDS.items()):
+        action = entry.action
         for text, letter in common.items():
             action = action.replace(text, letter)
-        lines.append(f"* **{code}** ({advice.level.value}): {advice.meaning}. {action}")
+        lines.append(f"* **{code}** ({entry.level.value}): {entry.meaning}. {action}")
     return "\n".join(lines)

@@ -319,7 +319,10 @@ def _class(item: type) -> str:
 
 
 # Of these classes users need only some methods: the others are public to gpuprobe's own packages.
-_FOR_USERS = {"Recorder": {"step", "phase", "wrap", "finish", "uses_cost"}, "NativeSession": set[str]()}
+_FOR_USERS = {
+    "Recorder": {"step", "phase", "wrap", "finish", "uses_cost"},
+    "NativeSession": set[str](),
+}
 
 
 def _internal(item: type, name: str) -> bool:
@@ -331,8 +334,8 @@ def _internal(item: type, name: str) -> bool:
 
 def fields(cls: type, *, typed: bool = True) -> str:
     """The fields of a dataclass: a table of those with a comment, and the names of the others. A
-    type with a question mark may be `Unavailable`. Without types, those that the docstring describes
-    are not named again.
+    type with a question mark may be `Unavailable`. Without types, those that the docstring
+    describes are not named again.
     """
     described = set() if typed else set(_LITERAL.findall(cls.__doc__ or ""))
     node = _node(cls)
@@ -550,8 +553,7 @@ def metrics() -> str:
             assert set(common) <= set(metric.labels), metric
             assert metric.name.endswith("_total") == (metric.kind == "counter"), metric
     return "\n\n".join(
-        f"## {title}\n\n"
-        + listing([row(metric, common) for metric in listed])
+        f"## {title}\n\n" + listing([row(metric, common) for metric in listed])
         for title, common, listed in parts
     )
 
@@ -632,9 +634,7 @@ def gpus() -> str:
         )
         large = model.cublas_workspace_bytes == 32 << 20
         assert large == (model.major >= 9), model.name  # the page has the rule
-    return table(
-        ("name", "memory, bytes", "context, MiB"), rows
-    )
+    return table(("name", "memory, bytes", "context, MiB"), rows)
 
 
 SECTIONS: dict[str, Callable[[], str]] = {

@@ -150,8 +150,8 @@ class Estimate(Displayed):
     ``verdict`` is `FITS` if the whole range is within the capacity, `WITHIN_MARGIN` if the
     capacity is in the range or free memory is less than the margin of error, `RELEASING` if the
     range is above the capacity and the run succeeds because the allocator releases cached memory,
-    otherwise `NOT`. ``by_category``, ``by_module`` and ``by_line`` describe the highest
-    traced moment: the peak, if ``attributed`` equals ``peak_allocated``. ``not_modelled`` lists memory
+    otherwise `NOT`. ``by_category``, ``by_module`` and ``by_line`` describe the highest traced
+    moment: the peak, if ``attributed`` equals ``peak_allocated``. ``not_modelled`` lists memory
     that is not in the figures, ``compiled`` the graphs, graph breaks and recompilations of
     torch.compile. ``communication`` is what this rank sends in the last step,
     ``communication_time`` the predicted time of it over ``link``.
