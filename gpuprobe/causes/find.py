@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from gpuprobe.analysis.peak.needs import Biographies
 from gpuprobe.causes.answer import Answer, EditKind
@@ -21,6 +21,7 @@ from gpuprobe.causes.replays import FreedEarly, KindedTrace, Remedy, Replay, Sma
 from gpuprobe.causes.rules import CACHED, LARGER, RULES, exceptions
 from gpuprobe.causes.rules.gradients import LATE_GRADIENTS
 from gpuprobe.model.causes import Bound
+from gpuprobe.model.memory import Category
 from gpuprobe.model.needs import Need
 from gpuprobe.model.place import Place
 from gpuprobe.model.run.holders import Holder, HolderRoot, Kept
@@ -76,6 +77,8 @@ def causes_at(
     the program would have used later is unknown: only what its exception holds is a cause.
     ``otherwise``: one more rule of memory that is not needed, the last.
     """
+    if not failed and (rows := _unreachable(lives, event, holders)):
+        lives = lives.without(rows)
     peak = max(lives.ledger.allocated_after())
     least = LEAST_EFFECT * lives.tensors(event)
     traced = KindedTrace(lives)
@@ -84,10 +87,11 @@ def causes_at(
         live = LiveMemory(lives, event, holders, variable)
         # Of memory whose end would come too late, why that is counts, not its size.
         late = {b.row for one in found if peak - one.without >= least for b in one.group.blocks}
+        most = max((peak - one.without for one in found), default=0)
         found += [
             one
             for _, one in _larger(live, traced)
-            if 2 * one.group.outside(late) >= one.group.bytes
+            if 2 * one.group.outside(late) >= one.group.bytes or peak - one.without > most
         ]
     known: set[int] = set()
     # What a remedy saves counts, but not what it saves of others' memory.
@@ -96,7 +100,13 @@ def causes_at(
         for one in found
     }
     # Gradients are as large as a copy of the weights, and come back with the next step.
-    found.sort(key=lambda one: (-saved[id(one)], one.answer.rule == LATE_GRADIENTS))
+    found.sort(
+        key=lambda one: (
+            _by_the_end(lives, one),
+            -saved[id(one)],
+            one.answer.rule == LATE_GRADIENTS,
+        )
+    )
     for one in found:
         if 2 * one.group.outside(known) <= one.group.bytes:
             continue  # most of it has a better remedy
@@ -105,10 +115,26 @@ def causes_at(
             yield one
 
 
+_OF_TRAINING: Final = (Category.GRADIENT, Category.OPTIMIZER_STATE, Category.PARAMETER)
+
+
+def _by_the_end(lives: Biographies, one: Diagnosed) -> bool:
+    """Whether memory is not needed because the program ends: training's, by names that lead to it,
+    in a trace in which no optimizer makes a step, and after which there is none. What is not needed
+    before that has to be freed first.
+    """
+    holder = one.group.holder
+    named = holder is not None and holder.root is not HolderRoot.CYCLE
+    return named and lives.is_the_end and one.group.mostly(*_OF_TRAINING)
+
+
 def searched_at(lives: Biographies, event: int, *, failed: bool = False) -> list[HeldBlock]:
     """The blocks just after an event whose holders are part of a cause."""
     blocks = {block.row: block for block in blocks_at(lives, event, failed=failed)}
     if not failed:
+        needs = lives.needs(event)
+        left = {row: need for row, need in needs.items() if need is Need.OPEN}
+        blocks.update((block.row, block) for block in held_blocks(lives, left))
         live = LiveMemory(lives, event)
         for excess, _ in _larger(live, KindedTrace(lives)):
             rows = dict.fromkeys((*excess.rows, *excess.named), Need.LATER)
@@ -156,6 +182,17 @@ def _unneeded(
                 )
             if answer is not None:
                 break
+
+
+def _unreachable(lives: Biographies, event: int, holders: Mapping[int, Holder]) -> set[int]:
+    """What a recording that ends leaves open, and no name of the program leads to: the program
+    cannot use it again.
+    """
+    return {
+        row
+        for row, need in lives.needs(event).items()
+        if need is Need.OPEN and row in holders and holders[row].root is HolderRoot.CYCLE
+    }
 
 
 def _by_graphs_alone(
