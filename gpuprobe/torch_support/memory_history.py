@@ -2,8 +2,8 @@
 
 While `SharedHistory` is installed, the program gets what it would have had alone. gpuprobe records
 until the program first does; from then on the history is the program's. Until then the program's
-snapshots have no events, and the blocks that were allocated meanwhile have no stacks in any of its
-snapshots. Frames of gpuprobe are left out, and the entries of gpuprobe's own snapshots.
+snapshots have no events, and the blocks and segments that were allocated meanwhile have no stacks in
+any of its snapshots. Frames of gpuprobe are left out, and the entries of gpuprobe's own snapshots.
 
 torch's functions in C are replaced: those in Python (``torch.cuda.memory._record_memory_history``,
 ``_snapshot``, ``_dump_snapshot``, ``torch.cuda.memory_snapshot``) call them. Source:
@@ -47,7 +47,12 @@ _LEGACY: Final = (
 )  # fmt: skip
 """The parameters of both functions in C, in their order."""
 _Frames = list[dict[str, Any]]
-_Place = tuple[int, int]  # device, address
+
+
+class _Place(NamedTuple):
+    device: int
+    address: int
+    segment: bool  # or its first block, which is at the same address
 
 
 class _Local(threading.local):
@@ -180,7 +185,7 @@ class SharedHistory:
         if enabled and not self.taken:
             self.taken = True  # first: this call may initialise CUDA, where gpuprobe would begin
             if self._started:
-                self._hidden = {place: block["frames"] for place, block in _stacks(self.read())}
+                self._hidden = {place: piece["frames"] for place, piece in _stacks(self.read())}
             self.stop()
         forgets = not enabled or bool(options.get("clear_history"))
         snapshot: dict[str, Any] | None = None
@@ -213,8 +218,8 @@ class SharedHistory:
         found: dict[str, Any] = original(*args, **kwargs)
         traces = found["device_traces"]
         if not self.taken:  # all that there is comes from gpuprobe's history
-            for _, block in _stacks(found):
-                block["frames"] = []
+            for _, piece in _stacks(found):
+                piece["frames"] = []
             found["device_traces"] = [[] for _ in traces]
             return found
         rings = [self._ring(device, traces) for device in range(len(traces))]
@@ -225,28 +230,28 @@ class SharedHistory:
 
     def _traceback(self, original: Callable[[int], Any], address: int) -> Any:
         frames = original(address) if self.taken else None
-        hidden = [stack for (_, at), stack in self._hidden.items() if at == address]
+        hidden = [stack for place, stack in self._hidden.items() if place.address == address]
         return None if not frames or frames in hidden else without_own(frames)
 
     def _hide_stacks(
         self, snapshot: dict[str, Any], traces: Sequence[Sequence[dict[str, Any]]] | None = None
     ) -> None:
-        """Remove the stacks of blocks that gpuprobe recorded. A block at the same address with
-        another stack, or with events in the program's history (``traces``), is another block.
+        """Remove the stacks of blocks and segments that gpuprobe recorded. One at the same address
+        with another stack, or with events in the program's history (``traces``), is another one.
         """
         if not self._hidden:
             return
         again = {
-            (device, entry["addr"])
+            _Place(device, entry["addr"], entry["action"] != "alloc")
             for device, entries in enumerate(traces or snapshot["device_traces"])
             for entry in entries
-            if entry["action"] == "alloc"
+            if entry["action"] in ("alloc", "segment_alloc")
         }
         left: dict[_Place, _Frames] = {}
-        for place, block in _stacks(snapshot):
-            if block["frames"] == self._hidden.get(place) and place not in again:
-                left[place] = block["frames"]
-                block["frames"] = []
+        for place, piece in _stacks(snapshot):
+            if piece["frames"] == self._hidden.get(place) and place not in again:
+                left[place] = piece["frames"]
+                piece["frames"] = []
         self._hidden = left
 
     def _ring(self, device: int, traces: Sequence[list[dict[str, Any]]]) -> _Ring:
@@ -308,23 +313,26 @@ class _Shared:
         return self._shared(self._original, *args, **kwargs)
 
 
-def _blocks(snapshot: dict[str, Any]) -> Iterator[tuple[_Place, dict[str, Any]]]:
+def _pieces(snapshot: dict[str, Any]) -> Iterator[tuple[_Place, dict[str, Any]]]:
+    """The segments and their blocks."""
     for segment in snapshot["segments"]:
+        device = segment["device"]
+        yield _Place(device, segment["address"], True), segment
         for block in segment["blocks"]:
             if "address" in block:  # since torch 2.1
-                yield (segment["device"], block["address"]), block
+                yield _Place(device, block["address"], False), block
 
 
 def _stacks(snapshot: dict[str, Any]) -> Iterator[tuple[_Place, dict[str, Any]]]:
-    """The blocks that have a stack."""
-    return ((place, block) for place, block in _blocks(snapshot) if block.get("frames"))
+    """Those that have a stack."""
+    return ((place, piece) for place, piece in _pieces(snapshot) if piece.get("frames"))
 
 
 def _drop_own_frames(snapshot: dict[str, Any]) -> None:
     """`without_own` for all stacks. Entries that share a list still do."""
     known: dict[int, _Frames] = {}
-    blocks = (block for _, block in _blocks(snapshot))
-    for entry in chain(*snapshot["device_traces"], blocks):
+    pieces = (piece for _, piece in _pieces(snapshot))
+    for entry in chain(*snapshot["device_traces"], pieces):
         frames = entry.get("frames")
         if frames:
             shown = known.get(id(frames))

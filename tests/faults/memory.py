@@ -103,7 +103,8 @@ def dumps_its_history(run: Run) -> None:
     import torch
 
     if run.device == "cuda":
-        torch.cuda.memory._record_memory_history(max_entries=100)
+        # C++'s stacks contain the frames of what calls an operator: a file's limit may cut them.
+        torch.cuda.memory._record_memory_history(stacks="python", max_entries=100)
         _uses_memory(run)
         path = run.folder / "snapshot.pickle"
         try:

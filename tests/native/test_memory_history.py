@@ -34,6 +34,7 @@ def show(found):
          for t in found["device_traces"]],
         [(b["size"], b["state"], stack(b["frames"]))
          for segment in found["segments"] for b in segment["blocks"]],
+        [(s["total_size"], stack(s.get("frames", ()))) for s in found["segments"]],
         torch._C._cuda_isHistoryEnabled(),
         len(torch.cuda.memory_snapshot()),
     ])
@@ -116,12 +117,39 @@ def test_a_program_gets_the_history_that_it_has_alone(tmp_path: Path, entries: s
     assert alone[0][0] == [[]]
     assert any(stack for _, _, stack in alone[1][1])
     assert len(alone[1][0][0]) <= int(entries)
-    for options in ((), ("--level", "trace"), ("--level", "trace", "--hazards")):
+    for options in ((), ("--trace-steps", "all"), ("--level", "trace", "--hazards")):
         assert shown(tmp_path, *RUN, *options, "program.py", entries) == alone, options
 
     session = gpuprobe.load(tmp_path / "program.gpuprobe").ranks[0]
     missing = [spot.what for spot in session.blind_spots if "_record_memory_history" in spot.what]
     assert len(missing) == 1
+
+
+SEGMENTS = """\
+import json
+import torch
+
+memory = torch.cuda.memory
+torch.nn.Linear(4, 5).cuda()(torch.rand(6, 4, device="cuda")).sum().backward()
+large = torch.empty(100, 2**20, device="cuda")
+shown = [memory._snapshot()]
+memory._record_memory_history(max_entries=100, stacks="python")
+again = torch.empty(100, 2**20, device="cuda")
+shown.append(memory._snapshot())
+with open("shown.json", "w") as file:
+    json.dump([[[s["total_size"], [f["line"] for f in s["frames"] if f["filename"].endswith(
+        "program.py")]] for s in one["segments"]] for one in shown], file)
+"""
+
+
+def test_segments_from_before_the_history_of_a_program_have_no_stack(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(SEGMENTS)
+    (tmp_path / "bare.py").write_text(BARE)
+    alone = shown(tmp_path, "bare.py", "program.py")
+    size = 400 * 2**20
+    assert [size, []] in alone[0]
+    assert [size, [9]] in alone[1]  # torch.empty, of the program's history
+    assert shown(tmp_path, *RUN, "--trace-steps", "all", "program.py") == alone
 
 
 COMPILES = """\

@@ -15,6 +15,7 @@ from gpuprobe.errors import DataError
 from gpuprobe.model.memory import Category
 from gpuprobe.model.plans.estimate import Estimate, EstimateShare
 from gpuprobe.model.run.recording import Recording
+from gpuprobe.model.run.session import KnownTensors
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Bytes, Unavailable
 from gpuprobe.recording.chunks import RankTraces
@@ -91,6 +92,14 @@ def test_a_trace_of_a_part_of_the_step_is_not_the_peak() -> None:
     higher = trace([("/home/u/project/a.py:7", 60, Category.ACTIVATION)], step=0)
     found = recording([step(0, {"forward": 60}), step(1, {"forward": 500})], [higher, half])
     assert report(found)["peak"]["nearest_trace"] == {"step": 0, "below_peak": 440}
+
+
+def test_what_no_named_tensor_explains_is_the_most_if_it_is() -> None:
+    for rest, words in ((900, "the most: 900 B that no named tensor explains"), (10, "parameter")):
+        tensors = KnownTensors("cpu", {Category.PARAMETER: Bytes(100)}, Bytes(rest))
+        found = recording([step(0, {"forward": 1000}, tensors=(tensors,))])
+        shown = " ".join(draw.lines(report_sections(summarize(found)), Style()))
+        assert words in " ".join(shown.split("fix")[0].split())
 
 
 def test_a_damaged_trace_is_named_and_the_next_one_is_shown() -> None:

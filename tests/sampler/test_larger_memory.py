@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import gpuprobe
 from gpuprobe.analysis.peak.needs import Biographies
@@ -33,6 +35,14 @@ def expanded() -> None:  # a view: no copies
     mask = numbers(512, 512)
     scores = numbers(32, 512, 512) + mask[None].expand(32, -1, -1)
     scores.sum()
+
+
+def parts_in_another_order() -> None:  # of one block: no value is there twice
+    x = numbers(2, 1024, 4096)
+    first, second = x.unbind()
+    whole = torch.cat([first, second], -1)
+    mixed = torch.stack([whole[:, ::2], whole[:, 1::2]], -1)
+    mixed.sum()
 
 
 def all_pairs() -> None:
@@ -396,6 +406,33 @@ def messages_without_a_backward_pass() -> None:  # a variable keeps the last one
     nodes.sum()
 
 
+class Transposes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(512, 512)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x).t().contiguous()
+        return (y * y).t()
+
+
+def _in_parallel(**options: bool) -> None:
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        net = DistributedDataParallel(Transposes().cuda(), gradient_as_bucket_view=True, **options)
+        net(numbers(4096, 512)).square().mean().backward()
+    finally:
+        dist.destroy_process_group()
+
+
+def copies_in_a_parallel_model() -> None:
+    _in_parallel()
+
+
+def outputs_of_a_parallel_model() -> None:
+    _in_parallel(find_unused_parameters=True)
+
+
 def selected_late() -> None:
     def work(net: nn.Module, step: int) -> torch.Tensor:
         grid, turn = numbers(8, 1 << 16, 3), numbers(8, 3, 3, requires_grad=True)
@@ -427,6 +464,7 @@ KINDS: dict[Callable[[], None], str] = {
     forgotten: "",
     repeated: "repeated-values",
     expanded: "",
+    parts_in_another_order: "",
     all_pairs: "broadcast-intermediate",
     biased: "",
     joined: "joined-with-parts",
@@ -471,6 +509,8 @@ KINDS: dict[Callable[[], None], str] = {
     allocated: "",
     replay_buffer: "",
     released: "",
+    copies_in_a_parallel_model: "",
+    outputs_of_a_parallel_model: "ddp-unused-parameters",
     selected_late: "computed-in-whole",
     selected_and_used: "",
 }

@@ -583,6 +583,16 @@ def _flushed(name: str) -> bool:
     return True
 
 
+def _flush_after_a_file() -> None:
+    """What the interpreter does when a file has run, before it prints its error; see ``flush_io``
+    of CPython.
+    """
+    for name in ("stderr", "stdout"):
+        stream = getattr(sys, name, None)
+        with contextlib.suppress(Exception):  # as Python does
+            stream.flush()  # type: ignore[union-attr]
+
+
 def _end(code: object, how: End) -> NoReturn:
     """End the process as the interpreter does. KeyboardInterrupt: by SIGINT."""
     interrupted = code is KeyboardInterrupt
@@ -634,7 +644,10 @@ if __name__ == "__main__":
         if _request.argv[0] == "-m":
             _run_module(_request.argv)
         else:
-            exec(*_program(_request.argv))
+            try:
+                exec(*_program(_request.argv))
+            finally:
+                _flush_after_a_file()
     except BaseException as _error:  # noqa: BLE001 - it ends the process
         _code = _reported(_error)
     _end(_code, _request.end)

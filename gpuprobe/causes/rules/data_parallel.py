@@ -11,6 +11,16 @@ from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import Made
 
 _DDP = "torch/nn/parallel/distributed.py"
+_CALLS = "torch/_ops.py"
+"""Through it, the watch of uses calls an operator."""
+
+
+def _made_by_ddp(live: LiveMemory, row: int) -> bool:
+    """Whether a row is from DistributedDataParallel's own code. All that a model's forward pass
+    makes has it on its stack.
+    """
+    files = (frame.filename.replace("\\", "/") for frame in live.frames(row))
+    return next((file for file in files if not file.endswith(_CALLS)), "").endswith(_DDP)
 
 
 def diagnose(live: LiveMemory) -> Iterator[Excess]:
@@ -19,7 +29,7 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
         row
         for row in live.rows
         if live.how(row) is Made.COPY
-        and live.functions(row, _DDP)
+        and _made_by_ddp(live, row)
         and live.category(row) is not Category.GRADIENT_BUCKET
     ]
     if clones:

@@ -33,7 +33,7 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
             continue  # the backward pass needs it, as a skip connection of a U-Net
         if _grows(live, row):
             yield _grown(live, row, joined)
-        else:
+        elif len(parts) > 1:
             yield _joined(live, row, parts)
         joined.add(row)
 

@@ -7,7 +7,7 @@ become columns of its blocks. That takes one pass over the notes, and one back.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from gpuprobe.model.trace import GRAPH_REPLAY, EventColumns, Made, MemoryTrace
@@ -61,45 +61,57 @@ def _is_number(note: Note) -> bool:
 
 
 class _Inputs:
-    """What an operator reads, by block the largest part. Operators over all parameters of a model
-    have hundreds of results, so what these are computed from is found once.
+    """What an operator reads, by block the bytes of all parts that it reads: of those that begin at
+    one place the largest, and parts that begin elsewhere as if they did not overlap. Operators over
+    all parameters of a model have hundreds of results, so what these are computed from is found
+    once.
     """
 
-    def __init__(self, notes: Iterable[Note]) -> None:
-        self._largest: dict[int, int] = {}
-        largest = self._largest
-        for note in notes:
-            if note.bytes > largest.get(note.block, -1):
-                largest[note.block] = note.bytes
-        self._total = sum(largest.values())
+    def __init__(self, notes: Sequence[Note], size: Callable[[int], int]) -> None:
+        """``size``: the bytes of a block."""
+        self._bytes: dict[int, int] = {}
+        read = self._bytes
+        if len(notes) == 1:
+            read[notes[0].block] = notes[0].bytes
+        else:
+            parts: dict[tuple[int, int], int] = {}
+            for note in notes:
+                part = note.block, note.offset
+                more = note.bytes - parts.get(part, 0)
+                if more > 0:
+                    parts[part] = note.bytes
+                read[note.block] = read.get(note.block, 0) + max(more, 0)
+            if len(parts) > len(read):
+                self._bytes = {block: min(of, size(block)) for block, of in read.items()}
+        self._total = sum(self._bytes.values())
         self._sources: list[int] = []
 
     def __contains__(self, block: int) -> bool:
-        return block in self._largest
+        return block in self._bytes
 
     @property
     def any(self) -> bool:
-        return bool(self._largest)
+        return bool(self._bytes)
 
     def without(self, block: int) -> tuple[int, int] | None:
         """Of all other blocks, the bytes and the first one with the most; None without others."""
-        own = self._largest.get(block)
+        own = self._bytes.get(block)
         if own is None:
-            return (self._total, self._source(0)) if self._largest else None
-        if len(self._largest) == 1:
+            return (self._total, self._source(0)) if self._bytes else None
+        if len(self._bytes) == 1:
             return None
         return self._total - own, self._source(self._source(0) == block)
 
     def blocks(self, block: int) -> Iterator[int]:
         """All other blocks."""
-        return (one for one in self._largest if one != block)
+        return (one for one in self._bytes if one != block)
 
     def _source(self, at: int) -> int:
         """The first block with the most bytes, and for 1 that of the others."""
-        largest, sources = self._largest, self._sources
+        read, sources = self._bytes, self._sources
         while len(sources) <= at:
-            left = (one for one in largest if one not in sources)
-            sources.append(max(left, key=largest.__getitem__))
+            left = (one for one in read if one not in sources)
+            sources.append(max(left, key=read.__getitem__))
         return sources[at]
 
 
@@ -176,7 +188,7 @@ class Flow:
                 self._note_read(note, columns.size[at])
             if columns.filled[at] and not columns.filled_until[at]:
                 columns.filled_until[at] = operator.number
-        used = _Inputs(read)
+        used = _Inputs(read, self._size)
         for note in operator.notes:
             if note.kind == MADE:
                 self._made(operator, note, used)
@@ -225,6 +237,10 @@ class Flow:
 
     def _row(self, block: int) -> tuple[int, EventColumns]:
         return (block, self._trace.events) if block >= 0 else (~block, self._trace.baseline)
+
+    def _size(self, block: int) -> int:
+        at, columns = self._row(block)
+        return columns.size[at]
 
     def _name_of(self, block: int) -> int:
         """A block as a value of a column."""

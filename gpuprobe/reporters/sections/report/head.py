@@ -9,7 +9,7 @@ import shlex
 
 from gpuprobe.model.causes import MemoryCause
 from gpuprobe.model.needs import Need
-from gpuprobe.model.report import CategoryTable, Head, OutOfMemory, Report, ShareTable
+from gpuprobe.model.report import AT_STEP_END, CategoryTable, Head, OutOfMemory, Report, ShareTable
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Unavailable
 from gpuprobe.reporters.sections.causes import effect_text
@@ -163,7 +163,12 @@ def _largest(report: Report) -> str:
     for table in (report.categories, report.top_lines):
         if isinstance(table, (CategoryTable, ShareTable)) and table.rows:
             row = max(table.rows, key=lambda one: one.bytes)
-            found.append(f"{named(row.key)} {human_bytes(row.bytes)}")
+            rest = table.remainder.bytes
+            by_name = isinstance(table, CategoryTable) and table.at == AT_STEP_END
+            if by_name and not isinstance(rest, Unavailable) and rest > row.bytes:
+                found.append(f"{human_bytes(rest)} that no named tensor explains")
+            else:
+                found.append(f"{named(row.key)} {human_bytes(row.bytes)}")
     return f"the most: {', at '.join(found)}" if found else "its parts are unknown"
 
 
