@@ -243,6 +243,7 @@ _WORDS = {
     "padding": ("longest",),
     "saved-twice": ("input only", "silu", "gelu", "checkpoint"),
     "log-probabilities-of-all": ("logsumexp",),
+    "saved-log-probabilities": ("logsumexp",),
     "attention-weights": ("need_weights", "scaled_dot_product_attention"),
     "unpacked-weights": ("autograd function", "checkpoint"),
     "saved-unread": ("sparse matrix", "scatter_add", "chunks"),

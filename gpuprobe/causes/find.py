@@ -20,6 +20,8 @@ from gpuprobe.causes.live_memory import Excess, LiveMemory, Variable
 from gpuprobe.causes.replays import FreedEarly, KindedTrace, Remedy, Replay, Smaller
 from gpuprobe.causes.rules import CACHED, LARGER, RULES, exceptions
 from gpuprobe.causes.rules.gradients import LATE_GRADIENTS
+from gpuprobe.causes.rules.holders import LIVE_VARIABLE
+from gpuprobe.causes.rules.log_softmaxes import SAVED
 from gpuprobe.model.causes import Bound
 from gpuprobe.model.memory import Category
 from gpuprobe.model.needs import Need
@@ -85,14 +87,18 @@ def causes_at(
     found = list(_unneeded(traced, event, holders, otherwise, others, failed=failed))
     if not failed:
         live = LiveMemory(lives, event, holders, variable)
-        # Of memory whose end would come too late, why that is counts, not its size.
-        late = {b.row for one in found if peak - one.without >= least for b in one.group.blocks}
-        most = max((peak - one.without for one in found), default=0)
-        found += [
-            one
-            for _, one in _larger(live, traced)
-            if 2 * one.group.outside(late) >= one.group.bytes or peak - one.without > most
-        ]
+        # Of memory whose end would come too late, why that is counts, not its size; but variables
+        # of this step are a part of what computes them, if that is larger.
+        late = [one for one in found if peak - one.without >= least]
+        kept = [one for one in late if one.answer.rule != LIVE_VARIABLE or one.group.main.earlier]
+        most = max((peak - one.without for one in late), default=0)
+        for _, one in _larger(live, traced):
+            larger = peak - one.without > most
+            rows = {
+                block.row for cause in (kept if larger else late) for block in cause.group.blocks
+            }
+            if 2 * one.group.outside(rows) >= one.group.bytes:
+                found.append(one)
     known: set[int] = set()
     # What a remedy saves counts, but not what it saves of others' memory.
     saved = {
@@ -102,6 +108,7 @@ def causes_at(
     # Gradients are as large as a copy of the weights, and come back with the next step.
     found.sort(
         key=lambda one: (
+            one.answer.rule == SAVED,  # training needs it, if not at once
             _by_the_end(lives, one),
             -saved[id(one)],
             one.answer.rule == LATE_GRADIENTS,

@@ -487,7 +487,7 @@ KINDS: dict[Callable[[], None], str] = {
     gelu: "saved-twice",
     gated: "",
     probabilities_of_one: "log-probabilities-of-all",
-    probabilities_with_a_loss: "log-probabilities-of-all",
+    probabilities_with_a_loss: "saved-log-probabilities",
     probabilities_in_a_loss_of_torch: "",
     joined_within_a_join: "joined-with-parts",
     pairs_added_in_place: "broadcast-intermediate",

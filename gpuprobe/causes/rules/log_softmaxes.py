@@ -10,7 +10,7 @@ from gpuprobe.causes.live_memory import Excess, LiveMemory
 from gpuprobe.causes.wording import of_names
 from gpuprobe.model.text import human_bytes
 
-RULE = "log-probabilities-of-all"
+SAVED = "saved-log-probabilities"
 _NAMES: Final = frozenset(("_log_softmax", "_softmax"))
 _PICKS: Final = frozenset(("gather", "index", "index_select", "take"))
 _LEAST: Final = 4
@@ -55,7 +55,7 @@ def _for_backward(live: LiveMemory) -> Iterator[Excess]:
     times = live.ledger.requested[main] // max(1, live.ledger.requested[picked])
     yield Excess(
         Answer(
-            RULE,
+            SAVED,
             f"{human_bytes(live.bytes_of(rows))}{of_names(live, [*rows, *logits], ' for ')} from "
             f"{live.place(main)} are log-probabilities of all classes, and what their computation "
             f"and their backward pass need, of which {live.text('made_name', picked)} reads one in "
@@ -94,7 +94,7 @@ def _without_backward(live: LiveMemory) -> Iterator[Excess]:
     )
     yield Excess(
         Answer(
-            RULE,
+            "log-probabilities-of-all",
             f"{human_bytes(live.bytes_of(rows))}{of_names(live, rows)} from "
             f"{live.place(main)} are log-probabilities of all classes, of which "
             f"{live.text('last_name', main)} reads one in {times:,}",
