@@ -241,8 +241,8 @@ def joined_within_a_join() -> None:  # no loop: one line joins what it joins
 def pairs_added_in_place() -> None:
     x, y = numbers(2048, 4), numbers(2048, 4)
     cost = torch.cdist(x, y)
-    low = torch.max(x[:, None, :2], y[:, :2])
-    cost -= (low - low.mean()).square().prod(-1)
+    low = torch.max(x[:, None, 0], y[:, 0]) * 2
+    cost -= low.square()
     cost.argmin(0)
 
 
