@@ -59,6 +59,11 @@ def with_room(run: Callable[..., Any], *args: Any, **named: Any) -> Any:
         _main.forget(-_ROOM)
 
 
+def count_here() -> CallCount | None:
+    """The count of this thread, if it is the main thread and `call_count` has been called there."""
+    return _main if threading.get_ident() == _MAIN else None
+
+
 _MAIN: Final = threading.main_thread().ident
 
 READS: Final = compile("active = limit + sign * count.value", "<gpuprobe>", "exec")

@@ -19,7 +19,7 @@ from gpuprobe.analysis.peak.needs import Biographies
 from gpuprobe.analysis.peak.peaks import HighWater, PeakSite, by_category, live_at, window_of
 from gpuprobe.causes.answer import Answer, EditKind
 from gpuprobe.causes.find import NO_GRAD, Diagnosed, causes_at
-from gpuprobe.causes.groups import HeldGroup
+from gpuprobe.causes.groups import HeldBlock, HeldGroup
 from gpuprobe.causes.replays import RunPeak, over_all_steps
 from gpuprobe.causes.rules import cycles, graphs
 from gpuprobe.causes.rules.gradients import LATE_GRADIENTS
@@ -286,8 +286,8 @@ def unneeded(group: HeldGroup) -> Answer | None:
     main = group.main
     if group.holder is not None or not main.need.needless:
         return None
-    if main.phase == "backward" and not main.earlier:
-        return None  # the backward pass that runs has just used it
+    if 2 * sum(b.bytes for b in group.blocks if _is_kept_for_a_moment(b)) > group.bytes:
+        return None
     used = "never used" if group.never_used else "not used again"
     last = "" if main.last_use is None else f", last used at {main.last_use}"
     return Answer(
@@ -296,6 +296,14 @@ def unneeded(group: HeldGroup) -> Answer | None:
         "them is unknown",
         f"find what keeps the tensors of {main.made_at} alive, and drop them after their last use",
     )
+
+
+def _is_kept_for_a_moment(block: HeldBlock) -> bool:
+    """Whether the backward pass that runs has just used it, or it is a library's, which uses it
+    again.
+    """
+    used = block.phase.partition("/")[0] == "backward" and not block.earlier
+    return used or block.category is Category.WORKSPACE
 
 
 # -- what grows, by what is kept

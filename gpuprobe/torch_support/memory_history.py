@@ -2,8 +2,9 @@
 
 While `SharedHistory` is installed, the program gets what it would have had alone. gpuprobe records
 until the program first does; from then on the history is the program's. Until then the program's
-snapshots have no events, and the blocks and segments that were allocated meanwhile have no stacks in
-any of its snapshots. Frames of gpuprobe are left out, and the entries of gpuprobe's own snapshots.
+snapshots have no events, and the blocks and segments that were allocated meanwhile have no stacks
+in any of its snapshots. Frames of gpuprobe are left out, and the entries of gpuprobe's own
+snapshots.
 
 torch's functions in C are replaced: those in Python (``torch.cuda.memory._record_memory_history``,
 ``_snapshot``, ``_dump_snapshot``, ``torch.cuda.memory_snapshot``) call them. Source:

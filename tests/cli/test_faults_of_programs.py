@@ -215,6 +215,20 @@ STREAMS_AND_CODES: Final = {
     + (
         "import threading; thread = threading.Thread(target=recurse); thread.start(); thread.join()"
     ),
+    "recursion, in a forward pass, but for the first": DEPTH
+    + (
+        "import torch\n"
+        "step = 0\n"
+        "class Net(torch.nn.Linear):\n"
+        "    def forward(self, x):\n"
+        "        if step: recurse()\n"
+        "        return super().forward(x)\n"
+        "net = torch.nn.Sequential(torch.nn.Sequential(Net(2, 2)))\n"
+        "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+        "for step in range(3):\n"
+        "    net(torch.ones(1, 2)).sum().backward()\n"
+        "    optimizer.step()"
+    ),
     "recursion, in C": (
         "def nested(depth):\n"
         "    made = []\n"

@@ -537,3 +537,26 @@ def test_each_kind_is_found_and_what_looks_alike_is_not(tmp_path: Path) -> None:
             assert first is not None
             assert first.bound is Bound.OR_LESS
     assert found == {kind.__name__: rule for kind, rule in KINDS.items()}
+
+
+@pytest.mark.simulated
+def test_what_a_backward_pass_has_just_used_is_no_cause(tmp_path: Path) -> None:
+    """The function that runs at the peak has several operators: it holds its arguments to its
+    end. The workspace of cuBLAS is as large.
+    """
+    path = tmp_path / "run.gpuprobe"
+    with (
+        gpuprobe.virtual_gpu("t4", compute="shapes"),
+        gpuprobe.record(path, level="trace", trace_steps="all") as recorder,
+    ):
+        net = Transposes().cuda()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(2):
+            with recorder.step():
+                net(numbers(4096, 512)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    document = gpuprobe.report(path)
+    needless = {row["need"]: row["bytes"] for row in document["needs"]["rows"]}
+    assert needless["never_used_again"] > 16 << 20
+    assert document["causes"] == []

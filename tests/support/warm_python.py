@@ -570,10 +570,11 @@ def _reported(error: BaseException) -> object:
 def _flushed(name: str) -> bool:
     """Whether a stream was flushed, if there is one; see ``flush_std_files`` of CPython."""
     stream = getattr(sys, name, None)
-    if stream is None or getattr(stream, "closed", False):
-        return True
+    with contextlib.suppress(Exception):  # detached
+        if stream is None or getattr(stream, "closed", False):
+            return True
     try:
-        stream.flush()
+        stream.flush()  # type: ignore[union-attr]
     except Exception as error:  # noqa: BLE001 - of the program's stream
         if name == "stdout":
             text = f"Exception ignored in: {stream!r}\n{type(error).__name__}: {error}\n"

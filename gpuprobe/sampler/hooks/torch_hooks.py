@@ -40,6 +40,7 @@ from torch.utils import checkpoint
 
 from gpuprobe.clocks import monotonic
 from gpuprobe.patching import patch
+from gpuprobe.recursion import count_here
 from gpuprobe.sampler.failures import from_program
 from gpuprobe.sampler.hooks.discover import ModelPart, compile_in_use, live_roots, parts_of
 from gpuprobe.sampler.tracing.tensors import named_modules
@@ -272,32 +273,39 @@ class Hooks:
             original: Any = partial(own, module) if own is not None else None
             if original is None:
                 original = super(kind, module).__call__  # type: ignore[misc]
-            known = id(module) in by_id or id(module) in parts
-            if not known or torch.compiler.is_compiling():
+            if torch.compiler.is_compiling():
                 return original(*args, **kwargs)
-            whole = self._reports(module)
-            if not whole:
-                part = self._part(module)
-                # What is around a call of a part reports it, or is a backward pass, which
-                # recomputes.
-                if part is None or running.calls or in_engine():
-                    return original(*args, **kwargs)
-                whole = part.whole
-            if self._first is None:
-                self._forget_first_return()  # it belongs to a first call that raised
-            running.calls += 1
-            listener.begin("forward", evaluation=not self._trains(module))
+            count = count_here()
+            if count is not None:  # a program may recurse as deep as without this frame
+                count.forget(1)
             try:
-                if whole:
-                    listener.inputs(args, kwargs)
-                result = original(*args, **kwargs)
-                listener.outputs(result)
-                return result
-            finally:  # a forward that raises ends its phase too
-                running.calls -= 1
-                listener.end("forward")
-                if whole:
-                    listener.forward_done(module)
+                known = id(module) in by_id or id(module) in parts
+                whole = known and self._reports(module)
+                if not whole:
+                    part = self._part(module) if known else None
+                    # What is around a call of a part reports it, or is a backward pass, which
+                    # recomputes.
+                    if part is None or running.calls or in_engine():
+                        return original(*args, **kwargs)
+                    whole = part.whole
+                if self._first is None:
+                    self._forget_first_return()  # it belongs to a first call that raised
+                running.calls += 1
+                listener.begin("forward", evaluation=not self._trains(module))
+                try:
+                    if whole:
+                        listener.inputs(args, kwargs)
+                    result = original(*args, **kwargs)
+                    listener.outputs(result)
+                    return result
+                finally:  # a forward that raises ends its phase too
+                    running.calls -= 1
+                    listener.end("forward")
+                    if whole:
+                        listener.forward_done(module)
+            finally:
+                if count is not None:
+                    count.forget(-1)
 
         return patch(kind, "__call__", call)
 
