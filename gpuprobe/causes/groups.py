@@ -21,7 +21,7 @@ all their memory, a tenth can be variables of the iteration before."""
 
 LEAST_UNREACHABLE = 0.05
 """The share from which memory is worth a cause to which no name leads, only objects in a cycle: no
-program needs any of it. A twentieth is what a remedy has to save (`causes.find.LEAST_EFFECT`)."""
+program needs that. A twentieth is what a remedy has to save (`causes.find.LEAST_EFFECT`)."""
 
 
 _NAMED = (HolderRoot.LOCAL, HolderRoot.GLOBAL, HolderRoot.CLASS)

@@ -240,9 +240,11 @@ def joined_within_a_join() -> None:  # no loop: one line joins what it joins
 
 def pairs_added_in_place() -> None:
     x, y = numbers(2048, 4), numbers(2048, 4)
-    cost = torch.cdist(x, y)
-    low = torch.max(x[:, None, 0], y[:, 0]) * 2
-    cost -= low.square()
+    cost = torch.cdist(x, y, p=1)
+    low, high = torch.max(x[:, None, :2], y[:, :2]), torch.min(x[:, None, 2:], y[:, 2:])
+    overlap = (high - low).clamp(min=0).prod(-1)
+    union = x[:, None, 0] + y[:, 0] - overlap
+    cost -= overlap / union.clamp(min=1e-6)
     cost.argmin(0)
 
 
