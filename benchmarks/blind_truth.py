@@ -137,7 +137,7 @@ def page() -> str:
     counts = ", ".join(f"{KINDS[kind]} {count}" for kind, count in apart.most_common())
     return "\n\n".join(
         [
-            *_counts(sources, words_of(sources, first), words),
+            _counts(sources, words_of(sources, first), words)[0],
             f"Figures that still differ, by what explains them: {counts}.",
         ]
     )
@@ -150,6 +150,7 @@ def details() -> str:
     return "\n\n".join(
         [
             page(),
+            _counts(sources, words_of(sources, read("first")), words_of(sources, both))[1],
             _settings(sources, mends),
             "### What was corrected",
             _mends(mends["programs"], both),

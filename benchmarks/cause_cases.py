@@ -9,13 +9,13 @@ table says, with the table's peaks, to the byte. With ``--explain`` it runs `gpu
 each program and judges the first cause:
 
 * its *line*: where the memory was allocated, or what keeps it;
-* its *holder*: it begins with the name of the table's;
+* its *holder*: it has the first name of the table's, of ``self.x`` the attribute;
 * its *remedy*: a word of the table's remedies, for each rule (`_WORDS`);
 * its *effect*: the peak that it gives, against that of the program with the thread's fix, or with
   `printed.patch`: the fix that is printed, by hand, in cases where that is another one. What is
   printed as tried is compared with a run of its patch.
 
-With ``--folder benchmarks/fresh_cases`` (or ``_2``, ``_3``) it does so with cases that were
+With ``--folder benchmarks/fresh_cases`` (or ``_2`` to ``_5``) it does so with cases that were
 frozen after the rules were written: no rule is changed for one of them.
 
 Usage: python benchmarks/cause_cases.py [--folder FOLDER] [--explain] [NAME...]
@@ -243,6 +243,7 @@ _WORDS = {
     "padding": ("longest",),
     "saved-twice": ("input only", "silu", "gelu", "checkpoint"),
     "log-probabilities-of-all": ("logsumexp",),
+    "saved-log-probabilities": ("logsumexp",),
     "attention-weights": ("need_weights", "scaled_dot_product_attention"),
     "unpacked-weights": ("autograd function", "checkpoint"),
     "saved-unread": ("sparse matrix", "scatter_add", "chunks"),
@@ -319,6 +320,14 @@ class Judgement:
         return f"{self.rule}: {'right' if not wrong else 'not right: ' + ', '.join(wrong)}{effect}"
 
 
+def _name(holder: str) -> str:
+    """The name of a holder that an answer must have. Methods call their object ``self``, callers
+    call it something else: of ``self.outputs[…]``, that is the attribute.
+    """
+    names = re.split(r"[.\[( ]", holder)
+    return f".{names[1]}" if names[0] == "self" and len(names) > 1 else names[0]
+
+
 def judge(case: Case, answer: Mapping[str, Any]) -> Judgement:
     """Compare the first cause of ``gpuprobe explain --json`` with the table."""
     if not answer["causes"]:
@@ -327,7 +336,7 @@ def judge(case: Case, answer: Mapping[str, Any]) -> Judgement:
     if case.cause is None:
         return Judgement(named=True, rule=first["rule"])
     lines = {(first[key] or {}).get("line") for key in ("made_at", "kept_at")}
-    name = re.split(r"[.\[( ]", case.cause.holder)[0]
+    name = _name(case.cause.holder)
     remedies = " ".join((case.cause.remedy, *case.cause.also)).lower()
     return Judgement(
         named=True,

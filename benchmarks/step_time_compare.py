@@ -109,7 +109,7 @@ def many(row: Mapping[str, Any]) -> str:
 def text_of(
     both: Sequence[Pair], without: Sequence[tuple[Mapping[str, Any], str]], by: str = "source"
 ) -> str:
-    """Tables by source; with ``by`` "gpu", by source and GPU."""
+    """Tables by source, and of the others by class; with ``by`` "gpu", by source and GPU."""
     held = goal(both)
     lines = ["Held rows of training, dense, half precision, one node:", ""]
     lines += ["| " + HEAD.lstrip("| "), "|" + " --- |" * 6]
@@ -119,7 +119,8 @@ def text_of(
         counted = [({**row, "GPUs": many(row)}, one, truth) for row, one, truth in held]
         lines += table(counted, (*names, "GPUs"))
     rest = [pair for pair in both if pair not in held]
-    lines += ["", "The others:", "", *table(rest, ("class", *names, "use"))]
+    others = ("class", "use") if by == "source" else ("class", *names, "use")
+    lines += ["", "The others:", "", *table(rest, others)]
     if without:
         reasons: dict[str, int] = {}
         for row, reason in without:

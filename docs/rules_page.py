@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -14,29 +14,10 @@ from gpuprobe.causes import advice
 from gpuprobe.hazards import rules as hazards
 from gpuprobe.model.rules import Rule, registered
 from gpuprobe.probes.distributed.rules import RULES as RANK_RULES
-from gpuprobe.probes.health import RULES
-from gpuprobe.probes.health.xid import XIDS
+from gpuprobe.probes.health import RULES, xid
 
 ROOMS = (advice, evaluation, placement, baseline, hazards)
 """Imported for the rules that they register."""
-
-
-def index() -> str:
-    """Every rule: its id, what it is called, its levels and its title."""
-    return "\n".join(
-        (
-            "| id | kind | levels | title |",
-            "| --- | --- | --- | --- |",
-            *(_row(rule) for rule in registered()),
-        )
-    )
-
-
-def _row(rule: Rule) -> str:
-    described = bool(rule.description or rule.remedy)
-    name = f"[{rule.id}](#{rule.anchor})" if described else rule.id
-    levels = ", ".join(level.value for level in rule.levels)
-    return f"| {name} | {rule.kind} | {levels} | {rule.title} |"
 
 
 def machine() -> str:
@@ -50,32 +31,45 @@ def ranks() -> str:
 
 
 def others() -> str:
-    """All other rules that there is more to say of."""
-    known = {*RULES, *RANK_RULES}
-    return _sections(
-        rule for rule in registered() if rule not in known and (rule.description or rule.remedy)
+    """All other rules, but those that have a table on the page of their command, and those of a
+    metric of `gpuprobe check`, which the page of its settings describes.
+    """
+    known = {*RULES, *RANK_RULES, *hazards.RULES, *placement.RULES}
+    rows = [
+        f"| {rule.id} | {rule.kind} | {_levels(rule)} | {_text(rule)} |"
+        for rule in registered()
+        if rule not in known and rule.remedy != baseline.INTENDED
+    ]
+    return "\n".join(
+        ("| id | kind | level | what it reports |", "| --- | --- | --- | --- |", *rows)
     )
+
+
+def _levels(rule: Rule) -> str:
+    return ", ".join(level.value for level in rule.levels)
+
+
+def _text(rule: Rule) -> str:
+    """What it reports, and the advice."""
+    text = " ".join((rule.description or rule.title).split())
+    advice = f" What to do: {' '.join(rule.remedy.split())}." if rule.remedy else ""
+    return f"{text[0].upper()}{text[1:].rstrip('.')}.{advice}"
 
 
 def _sections(rules: Iterable[Rule]) -> str:
-    return "\n".join(line for rule in rules for line in _section(rule)).strip("\n")
-
-
-def _section(rule: Rule) -> Iterator[str]:
-    yield from ("", f"### {rule.id} {rule.kind}", "")
-    yield rule.description or f"{rule.title[0].upper()}{rule.title[1:]}."
-    if rule.remedy:
-        yield from ("", f"What to do: {rule.remedy}.")
-    if rule.reads:
-        yield from ("", f"Reads: {', '.join(rule.reads)}.")
+    return "\n\n".join(
+        f"### {rule.id} {rule.kind}\n\n{rule.description} ({_levels(rule)})" for rule in rules
+    )
 
 
 def xids() -> str:
-    """The text of GP124 for each number."""
-    rows = (
-        f"| {code} | {found.level.value} | {found.meaning} | {found.action} |"
-        for code, found in sorted(XIDS.items())
-    )
-    return "\n".join(
-        ("| Xid | level | meaning | what to do |", "| ---: | --- | --- | --- |", *rows)
-    )
+    """The text of GP124 for each number. What many have in common is named by a letter."""
+    common = {xid.PROGRAM: "**P**", xid.RESET: "**R**", xid.REPLACE: "**V**"}
+    lines = [f"* {letter}: {text}." for text, letter in common.items()]
+    lines.append("")
+    for code, entry in sorted(xid.XIDS.items()):
+        action = entry.action
+        for text, letter in common.items():
+            action = action.replace(text, letter)
+        lines.append(f"* **{code}** ({entry.level.value}): {entry.meaning}. {action}")
+    return "\n".join(lines)

@@ -32,15 +32,16 @@ _LITERAL = re.compile(r"``([^`]+)``")
 
 
 def command_list() -> str:
-    """The commands, with the line that ``gpuprobe --help`` has for each, by group."""
+    """The commands, by group."""
     from gpuprobe.cli.commands import GROUPS
 
-    rows = [
-        ("" if at else group, f"[`{name}`](#gpuprobe-{name})", text)
-        for group, commands in GROUPS.items()
-        for at, (name, text) in enumerate(commands.items())
-    ]
-    return table(("to", "command", "what it does"), rows)
+    return table(
+        ("to", "commands"),
+        [
+            (group, ", ".join(f"[`{name}`](#gpuprobe-{name})" for name in commands))
+            for group, commands in GROUPS.items()
+        ],
+    )
 
 
 def command_reference() -> str:
@@ -60,6 +61,12 @@ def _commands() -> dict[str, str]:
 _MANY = 4
 """So many arguments of an earlier command are left to its table."""
 
+_LONG = 10
+"""So many words are not printed again: the table refers to the earlier command."""
+
+_ELSEWHERE = re.compile(r"run a module|print (a|one) JSON document|print the \w+ as JSON")
+"""What the usage, or the head of the page, has."""
+
 
 def _command(name: str, described: dict[tuple[str, str], str]) -> str:
     module = importlib.import_module(f"gpuprobe.cli.commands.{name.replace('-', '_')}")
@@ -78,26 +85,32 @@ def _command(name: str, described: dict[tuple[str, str], str]) -> str:
     usage = parser.usage or " ".join(
         [parser.prog, "[options]", *(_positional(action) for action in positionals)]
     )
-    rows = [(f"`{_spelling(a)}`", _help(parser, a)) for a in (*positionals, *options)]
+    rows = [
+        (f"`{_spelling(a)}`", text)
+        for a in (*positionals, *options)
+        if (text := _help(parser, a)) and not _ELSEWHERE.fullmatch(text)
+    ]
     earlier: dict[str, list[tuple[str, str]]] = {}
     for row in rows:
-        if row[1] and row in described:
+        if row in described:
             earlier.setdefault(described[row], []).append(row)
         described.setdefault(row, name)
     again = {other: same for other, same in earlier.items() if len(same) >= _MANY}
     left_out = {row for same in again.values() for row in same}
+    shown = [row for row in rows if row not in left_out]
+    for at, row in enumerate(shown):
+        if len(row[1].split()) >= _LONG and (other := described[row]) != name:
+            shown[at] = (row[0], f"as in [`gpuprobe {other}`](#gpuprobe-{other})")
     parts = [
         f"## gpuprobe {name}",
         f"```text\n{usage % {'prog': parser.prog}}\n```",
         docstring(parser.description),
-        table(("argument", "meaning"), [row for row in rows if row not in left_out]),
+        *([listing(shown)] if shown else []),
         *(
             f"As in [`gpuprobe {other}`](#gpuprobe-{other}): {', '.join(row[0] for row in same)}."
             for other, same in again.items()
         ),
     ]
-    examples = "\n".join(f"# {text}\n{line}" for line, text in module.EXAMPLES.items())
-    parts.append(f"Examples:\n\n```text\n{examples}\n```")
     return "\n\n".join(parts)
 
 
@@ -148,7 +161,7 @@ def exit_code_table() -> str:
     raised: dict[int, list[str]] = {}
     for name in errors.__all__:
         kind = getattr(errors, name)
-        if kind is not errors.GpuprobeError:
+        if kind is not errors.GpuprobeError and issubclass(kind, Exception):  # others are caught
             code = exit_codes.of(kind("", "") if kind is errors.MissingExtra else kind(""))
             raised.setdefault(code, []).append(f"`{name}`")
     rows = []
@@ -169,6 +182,8 @@ def error_table() -> str:
     rows = []
     for name in errors.__all__:
         kind = getattr(errors, name)
+        if not issubclass(kind, Exception):
+            continue  # gpuprobe's own signal through a program that it runs
         base = kind.__bases__[0].__name__
         rows.append((f"`{name}`", f"`{base}`", _first_paragraph(kind.__doc__)))
     return table(("error", "is a", "meaning"), rows)
@@ -239,9 +254,10 @@ def _handed_out(functions: list[Any], known: list[type]) -> list[type]:
 def _function(item: Any, name: str = "") -> str:
     node = _node(item)
     assert isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)), item
-    return f"```text\n{_signature(node, name or 'gpuprobe.' + node.name)}\n```\n\n" + docstring(
-        inspect.getdoc(item)
-    )
+    text = docstring(inspect.getdoc(item))
+    paragraphs = [part for part in text.split("\n\n") if not part.startswith("Raises ")]
+    signature = _signature(node, name or "gpuprobe." + node.name)
+    return "\n\n".join([f"```text\n{signature}\n```", *paragraphs])
 
 
 def _signature(node: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> str:
@@ -285,42 +301,51 @@ def _parameter(argument: ast.arg, default: ast.expr | None) -> str:
 
 def _class(item: type) -> str:
     parts = [docstring(item.__doc__)]
-    if dataclasses.is_dataclass(item):
-        parts.append(fields(item))
+    if dataclasses.is_dataclass(item) and item.__name__ != "Device":  # `info --json` has its fields
+        parts.append(fields(item, typed=False))
+    properties: list[tuple[str, str]] = []
+    methods: list[str] = []
     for name, member in vars(item).items():
-        if name.startswith("_"):
+        if name.startswith("_") or _internal(item, name):
             continue
         if isinstance(member, property) and inspect.getdoc(member):
-            parts.append(f"* `{name}`: " + _first_paragraph(inspect.getdoc(member)))
-        elif inspect.isfunction(member) and inspect.getdoc(member) and not _internal(member):
+            properties.append((f"`{name}`", _first_paragraph(inspect.getdoc(member))))
+        elif inspect.isfunction(member) and inspect.getdoc(member):
             function = inspect.unwrap(member)
-            parts.append(f"### {item.__name__}.{name}\n\n" + _function(function, name))
-    return "\n\n".join(part for part in parts if part)
+            methods.append(f"### {item.__name__}.{name}\n\n" + _function(function, name))
+    if properties:
+        parts.append(f"Properties:\n\n{listing(properties)}")
+    return "\n\n".join(part for part in (*parts, *methods) if part)
 
 
-# What the sampler's own hooks call is public to them, not to users.
-_RECORDER_CALLS = {"step", "phase", "wrap", "finish"}
+# Of these classes users need only some methods: the others are public to gpuprobe's own packages.
+_FOR_USERS = {
+    "Recorder": {"step", "phase", "wrap", "finish", "uses_cost"},
+    "NativeSession": set[str](),
+}
 
 
-def _internal(member: Any) -> bool:
-    home, _, name = member.__qualname__.rpartition(".")
-    return home == "Recorder" and name not in _RECORDER_CALLS
+def _internal(item: type, name: str) -> bool:
+    return name not in _FOR_USERS.get(item.__name__, {name})
 
 
 # -- the recording format
 
 
-def fields(cls: type) -> str:
-    """The fields of a dataclass, with the comment behind each."""
+def fields(cls: type, *, typed: bool = True) -> str:
+    """The fields of a dataclass: a table of those with a comment, and the names of the others. A
+    type with a question mark may be `Unavailable`. Without types, those that the docstring
+    describes are not named again.
+    """
+    described = set() if typed else set(_LITERAL.findall(cls.__doc__ or ""))
     node = _node(cls)
     assert isinstance(node, ast.ClassDef)
     comments = _comments(textwrap.dedent(inspect.getsource(cls)))
     names = vars(sys.modules[cls.__module__])
-    rows = []
+    rows, others = [], []
     for statement in node.body:
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
             name = statement.target.id
-            default = "" if statement.value is None else _default(statement.value)
             kind, text = _annotation(statement.annotation)
             meaning = text or comments.get(name, "")
             enum = names.get(kind)
@@ -328,45 +353,48 @@ def fields(cls: type) -> str:
                 members: list[Any] = list(enum)
                 values = ", ".join(f"`{member.value}`" for member in members)
                 meaning = f"{meaning}; {values}" if meaning else values
-            rows.append((f"`{name}`", f"`{kind}`", default, meaning))
-    return table(("field", "type", "default", "meaning"), rows)
+            default = "" if statement.value is None else _default(statement.value)
+            shown = f"{name}: {kind.replace(' | Unavailable', '?')}{default}" if typed else name
+            if meaning:
+                rows.append((f"`{shown}`", meaning))
+            elif name not in described:
+                others.append(f"`{shown}`")
+    parts = [listing(rows)] if rows else []
+    if others:
+        head = "Further fields" if rows or described else "Fields"
+        parts.append(f"{head}: {', '.join(others)}.")
+    return "\n\n".join(parts)
 
 
 def _annotation(node: ast.expr) -> tuple[str, str]:
-    """The type of a field and its description, which is a text in ``Annotated``."""
+    """The type of a field, without its limits, and its description: a text in ``Annotated``."""
     if not (isinstance(node, ast.Subscript) and ast.unparse(node.value) == "Annotated"):
         return ast.unparse(node), ""
     assert isinstance(node.slice, ast.Tuple)
     kind, *notes = node.slice.elts
-    texts = [note.value for note in notes if isinstance(note, ast.Constant)]
-    limits = [
-        text
-        for note in notes
-        if not isinstance(note, ast.Constant)
-        and not (text := ast.unparse(note)).startswith(("OneOf(", "Matches("))
-    ]
-    inner = ast.unparse(kind)
-    return f"Annotated[{', '.join([inner, *limits])}]" if limits else inner, " ".join(
-        map(str, texts)
-    )
+    texts = [str(note.value) for note in notes if isinstance(note, ast.Constant)]
+    return ast.unparse(kind), " ".join(texts)
+
+
+_EMPTY = ("None", "False", "0", "''", "()", "{}", "[]", "((), ())")
 
 
 def _default(value: ast.expr) -> str:
+    """`` = default``, or nothing for one that is empty or unavailable."""
     text = ast.unparse(value)
     if (made := re.fullmatch(r"field\(default(?:_factory)?=(.*)\)", text)) is not None:
         text = {"dict": "{}", "list": "[]", "tuple": "()"}.get(made[1], made[1])
-    if text.startswith("_"):  # a constant for "not collected"
-        return "unavailable"
-    if re.fullmatch(r"(lambda\b.*|[A-Z]\w*)", text) and text not in ("None", "True", "False"):
+    # A constant, class or function that makes a value: none of a text that a reader could type.
+    if text in _EMPTY or text.startswith("_") or re.match(r"(lambda\b|tuple\b|[A-Z]\w*$)", text):
         return ""
-    return f"`{text}`"
+    return f" = {text}"
 
 
 def record(path: str) -> str:
     """One record of the format: the docstring of its dataclass, and its fields."""
     module, _, name = path.rpartition(".")
     cls = getattr(importlib.import_module(f"gpuprobe.model.{module}"), name)
-    return docstring(cls.__doc__) + "\n\n" + fields(cls)
+    return f"**{name}.** {docstring(cls.__doc__)}\n\n{fields(cls)}"
 
 
 def trace_columns() -> str:
@@ -383,17 +411,21 @@ def trace_columns() -> str:
     lines = {key.lineno: (ast.literal_eval(key), key.lineno) for key in columns.keys if key}
     comments = _attached(source, lines)
     rows = [
-        (f"`{name}`", f"`{code}`", comments.get(name, "")) for name, code in trace.COLUMNS.items()
+        (f"`{name}: {code}`", comments.get(name, ""))
+        for name, code in trace.COLUMNS.items()
+        if name not in trace.USE_COLUMNS
     ]
-    return table(("column", "typecode", "meaning"), rows)
+    return (
+        f"{listing(rows)}\n\nFurther columns, of what operators did with a block: `USE_COLUMNS` in "
+        "`gpuprobe/model/trace.py`."
+    )
 
 
 def codes(path: str) -> str:
     """The numbers an enum has in trace columns."""
     module, _, name = path.rpartition(".")
     enum: Any = getattr(importlib.import_module(f"gpuprobe.model.{module}"), name)
-    rows = [(str(member.code), f"`{member.value}`") for member in enum]
-    return table(("code", "name"), sorted(rows, key=lambda row: int(row[0])))
+    return ", ".join(f"{m.code} `{m.value}`" for m in sorted(enum, key=lambda m: m.code)) + "."
 
 
 def module_doc(name: str) -> str:
@@ -412,11 +444,9 @@ def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def key_table(module: str, *names: str) -> str:
-    """The keys of a screen, and those of every screen."""
-    keys = [key for name in names for key in getattr(importlib.import_module(module), name)]
-    keys += importlib.import_module("gpuprobe.tui.probe_app").APP_KEYS
-    return table(("key", "what it does"), [(f"`{key.shown}`", key.does) for key in keys])
+def listing(rows: Sequence[tuple[str, str]]) -> str:
+    """A Markdown list of names and what they mean."""
+    return "\n".join(f"* {name}: {meaning}" for name, meaning in rows)
 
 
 def docstring(text: str | None) -> str:
@@ -504,19 +534,27 @@ def metrics() -> str:
     """Every metric that ``gpuprobe export`` has, from its tables."""
     from gpuprobe.reporters.metrics.exporter import SELF_METRICS
     from gpuprobe.reporters.metrics.gpu import GPU_METRICS
-    from gpuprobe.reporters.metrics.metrics import Metric
+    from gpuprobe.reporters.metrics.metrics import Metric, otel_name
     from gpuprobe.reporters.metrics.run import RUN_METRICS
 
-    def row(metric: Metric) -> tuple[str, ...]:
-        labels = " ".join(f"`{label}`" for label in metric.labels)
-        otel = f"`{metric.otel.name}` ({metric.otel.instrument}, {metric.ucum})"
-        return (f"`{metric.name}`", metric.kind, labels, metric.help, otel, metric.source)
+    def row(metric: Metric, common: tuple[str, ...]) -> tuple[str, ...]:
+        labels = "".join(f" `{label}`" for label in metric.labels if label not in common)
+        derived = otel_name(metric.name, metric.unit)
+        otel = "" if metric.otel.name == derived else f" (`{metric.otel.name}`)"
+        return (f"`{metric.name}`{labels}", metric.help + otel)
 
-    head = ("metric", "type", "labels", "meaning", "in OpenTelemetry", "read from")
-    parts = (("GPUs", GPU_METRICS), ("Runs", RUN_METRICS), ("The export itself", SELF_METRICS))
+    parts = (
+        ("GPUs", ("uuid", "index", "name"), GPU_METRICS),
+        ("Runs", ("run", "rank"), RUN_METRICS),
+        ("The export itself", (), SELF_METRICS),
+    )
+    for _, common, listed in parts:
+        for metric in listed:
+            assert set(common) <= set(metric.labels), metric
+            assert metric.name.endswith("_total") == (metric.kind == "counter"), metric
     return "\n\n".join(
-        f"## {title}\n\n{table(head, [row(metric) for metric in listed])}"
-        for title, listed in parts
+        f"## {title}\n\n" + listing([row(metric, common) for metric in listed])
+        for title, common, listed in parts
     )
 
 
@@ -561,15 +599,14 @@ def layers() -> str:
 
 
 def packages() -> str:
-    """Each package, with the first sentence of its docstring and the names of its folders."""
+    """Each package, with the first sentence of its docstring."""
     rows = []
     for file in sorted((ROOT / "gpuprobe").glob("*/__init__.py")):
         text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
         summary = " ".join(text.partition("\n\n")[0].replace("``", "`").split())
         sentence = re.split(r"(?<=\.)\s", summary)[0]
-        folders = sorted(inner.parent.name for inner in file.parent.glob("*/__init__.py"))
-        rows.append((f"`{file.parent.name}/`", sentence, " ".join(f"`{name}`" for name in folders)))
-    return table(("package", "contents", "folders"), rows)
+        rows.append((f"`{file.parent.name}/`", sentence))
+    return listing(rows)
 
 
 def results_of(benchmark: str, *arguments: str) -> str:
@@ -584,27 +621,20 @@ def results_of(benchmark: str, *arguments: str) -> str:
 def gpus() -> str:
     """The GPU catalogue; `gpuprobe/catalogue/gpus.json` has where each figure was read."""
     from gpuprobe.catalogue.file import built_in
-    from gpuprobe.model.text import human_bytes
-    from gpuprobe.model.values import Unavailable
 
     rows = []
     for model in built_in():
-        cache = model.L2_cache_size
         low, high = (value / (1 << 20) for value in model.context)
         rows.append(
             (
                 ", ".join(f"`{name}`" for name in (model.name, *model.aliases)),
-                model.title,
                 f"{model.total_memory:,}",
-                f"{model.major}.{model.minor}",
-                str(model.multi_processor_count),
-                "unknown" if isinstance(cache, Unavailable) else human_bytes(cache),
-                f"{low:.0f} to {high:.0f} MiB",
-                f"{model.cublas_workspace_bytes:,}",
+                f"{low:.0f} to {high:.0f}",
             )
         )
-    head = ("name", "title", "memory, bytes", "capability", "SMs", "L2 cache", "context")
-    return table((*head, "cuBLAS workspace, bytes"), rows)
+        large = model.cublas_workspace_bytes == 32 << 20
+        assert large == (model.major >= 9), model.name  # the page has the rule
+    return table(("name", "memory, bytes", "context, MiB"), rows)
 
 
 SECTIONS: dict[str, Callable[[], str]] = {
@@ -623,11 +653,8 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "trace-columns": trace_columns,
     "gpus": gpus,
     "hazard-rules": hazard_rules,
-    "keys-top": lambda: key_table("gpuprobe.tui.monitor.keys", "KEYS"),
-    "keys-view": lambda: key_table("gpuprobe.tui.viewer.screen", "PANE_KEYS", "VIEW_KEYS"),
     "metrics": metrics,
     "placement-rules": placement_rules,
-    "rules": rules_page.index,
     "doctor-rules": rules_page.machine,
     "rank-rules": rules_page.ranks,
     "other-rules": rules_page.others,

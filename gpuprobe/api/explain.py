@@ -60,7 +60,7 @@ from gpuprobe.causes.find import (
     searched_at,
 )
 from gpuprobe.causes.groups import LEAST
-from gpuprobe.causes.lines import capture_line, loop_line, storing_line
+from gpuprobe.causes.lines import capture_line, loop_line, stored_as, storing_line
 from gpuprobe.causes.recorded import (
     cause_of,
     certain_causes,
@@ -76,7 +76,7 @@ from gpuprobe.causes.rules.fragments import FRAGMENTS
 from gpuprobe.causes.rules.joins import GROWN
 from gpuprobe.causes.variables import Variables
 from gpuprobe.errors import DataError, ProgramFailed, UsageError
-from gpuprobe.model.causes import Certainty, Effect, Explanation, MemoryCause, RunEnd
+from gpuprobe.model.causes import Bound, Certainty, Effect, Explanation, MemoryCause, RunEnd
 from gpuprobe.model.io.codec import from_plain
 from gpuprobe.model.io.files import read_regular
 from gpuprobe.model.memory import TraceAction
@@ -94,6 +94,21 @@ BUDGET: Final = 120.0
 """Seconds for all runs of an explanation, by default."""
 
 _MOST_CAUSES: Final = 5
+LEAST_BYTES: Final = 1 << 20
+"""The bytes that a change has to save, in addition to the share `LEAST_EFFECT` of the tensors: half
+a segment of small blocks (``kSmallBuffer`` in c10/core/AllocatorConfig.h is 2 MiB), below which
+the memory that is reserved is likely to stay the same."""
+_WHOLE_REMEDIES: Final = frozenset(
+    {
+        EditKind.DELETE,
+        EditKind.FOREACH,
+        EditKind.SET_TO_NONE,
+        EditKind.CHUNK_SIZE,
+        EditKind.ALL_USED,
+        EditKind.BUCKET_VIEW,
+    }
+)
+"""Edits that are all of a remedy: if one saves little, so does the remedy, by whoever makes it."""
 _LEAST_SETTING: Final = 0.3
 """The share of reserved memory that a setting has to save: an evaluation with another batch size
 than training has fragments of a quarter."""
@@ -424,12 +439,16 @@ class _Explaining:
                 tried = self._best(edits, effect)
                 if tried.certainty is not Certainty.TRIED or not _saves_little(tried, effect):
                     effect = tried
-                elif one.answer.edit is EditKind.DELETE:
+                elif one.answer.edit in _WHOLE_REMEDIES:
                     continue  # other memory is as high a moment later
                 else:
                     effect = replace(effect, note="an edit was tried, and saves less")
-            kept_at = _kept_at(one, edits) or _stored_at(one, files_of(one, self._script))
-            causes.append(cause_of(one, effect, kept_at))
+            if _saved_bytes(effect) < LEAST_BYTES:
+                continue
+            kept_at = _stored_at(one, files_of(one, self._script))
+            if effect.certainty is Certainty.TRIED or kept_at is None or one.kept_at is not None:
+                kept_at = _kept_at(one, edits) or kept_at
+            causes.append(cause_of(_with_stored_name(one, kept_at), effect, kept_at))
         return tuple(causes)
 
     def _cached(self, site: PeakSite, *, failed: bool) -> Iterator[MemoryCause]:
@@ -616,6 +635,26 @@ def _saves_little(tried: Effect, replayed: Effect) -> bool:
     """Whether what was measured is less than a cause has to save, and than half of the replayed."""
     saved = tried.before - _after(tried)
     return saved < LEAST_EFFECT * tried.before and 2 * saved < replayed.before - _after(replayed)
+
+
+def _saved_bytes(effect: Effect) -> int:
+    """The bytes that a change saves; those of the peak if that is unknown."""
+    if isinstance(effect.after, Unavailable) or effect.bound is Bound.OR_LESS:
+        return effect.before
+    return effect.before - effect.after
+
+
+def _with_stored_name(found: Diagnosed, line: Place | None) -> Diagnosed:
+    """The cause, with the name by which a line stores what keeps the memory, if the path that was
+    found begins with another one: a method's ``self.outputs`` is its caller's ``trainer.outputs``.
+    """
+    holder, name = found.group.holder, stored_name(found.group.holder)
+    text = None if line is None or not name else _text(line.file)
+    stored = "" if text is None or line is None else stored_as(text, line.line, name)
+    if holder is None or not stored or holder.name.startswith(stored):
+        return found
+    sentence = f"{found.answer.sentence}; it is stored as {stored} at {line}"
+    return found._replace(answer=replace(found.answer, sentence=sentence))
 
 
 def _after(effect: Effect) -> int:

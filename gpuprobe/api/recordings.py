@@ -152,10 +152,8 @@ def diff(
 
     For each rank and device, ``peaks[i].rows["category"]`` (``"module"``, ``"line"``) sum
     exactly to the change of the peak, in bytes. If a peak's step has no trace, the rows compare
-    the highest traced steps, named by ``peaks[i].compared``, and sum to their difference. Rows are
-    `Unavailable` if a side has no trace at all (level ``counters``); the peaks are still compared.
-
-    Raises what `load` raises.
+    the highest traced steps, named by ``peaks[i].compared``; without any trace they are
+    `Unavailable`. Raises what `load` raises.
     """
     from gpuprobe.analysis.compare.diff import diff_recordings
 
@@ -179,9 +177,8 @@ def replay(
     Always checks the recorded run first: ``result.exact`` and ``result.first_divergence``.
     ``settings`` (an `AllocatorSettings`, or text as in ``PYTORCH_CUDA_ALLOC_CONF`` that changes
     the recorded ones) are simulated as a what-if; ``search`` tries common settings and recommends
-    one. ``device`` selects one CUDA device by its index. ``capacity``: bytes available to the
-    allocator; by default the limit shown by an out-of-memory event in the trace, otherwise
-    unlimited.
+    one. ``device`` selects one CUDA device. ``capacity``: bytes available to the allocator
+    (default: the limit shown by an out-of-memory event in the trace, otherwise unlimited).
 
     In a recording every traced step is replayed; a what-if runs on each device's trace with the
     highest peak. Raises UsageError, NotARecording and DataError as

@@ -95,16 +95,14 @@ def virtual_gpu(
             train(model)
             print(torch.cuda.max_memory_allocated())
 
-    torch's own CUDA code runs, over a runtime that computes nothing. It has to be loaded before
-    torch, and the process keeps this GPU to its end: outside the context its values are not
-    computed.
+    It has to be loaded before torch, and the process keeps this GPU to its end: outside the context
+    its values are not computed.
 
     ``gpu`` names an entry of the catalogue, or several: ``"2xa100-40gb"``. ``compute="real"``
-    computes every value on the CPU, so losses are correct; ``"shapes"`` computes only integers,
-    masks and tensors of up to 1 MiB, so that a large model takes seconds; ``"auto"`` computes all
-    values while they take no more than 256 MiB and about five seconds, then as ``"shapes"``. Other
-    numbers are unknown: they pass as finite, and a line that decides by one ends the context with
-    `ValueNeeded` unless ``assume`` supplies it, as ``FILE:LINE=VALUE`` (``"train.py:12=false"``).
+    computes every value on the CPU, ``"shapes"`` only integers, masks and tensors of up to 1 MiB,
+    ``"auto"`` all values while they take no more than 256 MiB and about five seconds, then as
+    ``"shapes"``. Other numbers pass as finite, and a line that decides by one ends the context with
+    ``ValueNeeded`` unless ``assume`` supplies it, as ``FILE:LINE=VALUE`` (``"train.py:12=false"``).
     ``conf``: allocator settings, instead of ``PYTORCH_CUDA_ALLOC_CONF``.
 
     Raises MissingExtra without torch, ConfigError for an unknown GPU and for invalid settings,

@@ -78,14 +78,12 @@ def record(
                     loss = train(batch)
 
     Without `rec.step()` (or `rec.wrap`) a step ends at each ``optimizer.step()``. ``model`` and
-    ``optimizer`` are optional: they are detected. ``level="counters"`` has almost no overhead;
+    ``optimizer`` are detected if they are not given. ``level="counters"`` has almost no overhead;
     ``"trace"`` records every allocation. ``trace_steps`` selects the steps to trace, counted from
-    0: ``"3,100-102"`` or ``"all"``; by default the first three, and unusual ones (a new peak after
-    the warm-up, a retry of the allocator). ``uses`` also notes which
-    operators use the memory, on a GPU that is not simulated (on a simulated one they always are);
-    it implies ``"trace"``, and costs time for each operator. ``force`` replaces an existing
-    recording. ``on_step`` is called with every step's record after it has been written,
-    from another thread; it must not raise.
+    0: ``"3,100-102"`` or ``"all"``; by default the first three, and unusual ones. ``uses`` also
+    notes which operators use the memory, for which each takes longer (on a simulated GPU this is
+    always noted). ``force`` replaces an existing recording. ``on_step`` is called with every step's
+    record after it has been written, from another thread; it must not raise.
 
     Raises UsageError if ``path`` cannot be created or the level is unknown, MissingExtra without
     torch. Later errors of the recorder never stop the program.

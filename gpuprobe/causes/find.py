@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from gpuprobe.analysis.peak.needs import Biographies
 from gpuprobe.causes.answer import Answer, EditKind
@@ -20,7 +20,10 @@ from gpuprobe.causes.live_memory import Excess, LiveMemory, Variable
 from gpuprobe.causes.replays import FreedEarly, KindedTrace, Remedy, Replay, Smaller
 from gpuprobe.causes.rules import CACHED, LARGER, RULES, exceptions
 from gpuprobe.causes.rules.gradients import LATE_GRADIENTS
+from gpuprobe.causes.rules.holders import LIVE_VARIABLE
+from gpuprobe.causes.rules.log_softmaxes import SAVED
 from gpuprobe.model.causes import Bound
+from gpuprobe.model.memory import Category
 from gpuprobe.model.needs import Need
 from gpuprobe.model.place import Place
 from gpuprobe.model.run.holders import Holder, HolderRoot, Kept
@@ -76,19 +79,26 @@ def causes_at(
     the program would have used later is unknown: only what its exception holds is a cause.
     ``otherwise``: one more rule of memory that is not needed, the last.
     """
+    if not failed and (rows := _unreachable(lives, event, holders)):
+        lives = lives.without(rows)
     peak = max(lives.ledger.allocated_after())
     least = LEAST_EFFECT * lives.tensors(event)
     traced = KindedTrace(lives)
     found = list(_unneeded(traced, event, holders, otherwise, others, failed=failed))
     if not failed:
         live = LiveMemory(lives, event, holders, variable)
-        # Of memory whose end would come too late, why that is counts, not its size.
-        late = {b.row for one in found if peak - one.without >= least for b in one.group.blocks}
-        found += [
-            one
-            for _, one in _larger(live, traced)
-            if 2 * one.group.outside(late) >= one.group.bytes
-        ]
+        # Of memory whose end would come too late, why that is counts, not its size; but variables
+        # of this step are a part of what computes them, if that is larger.
+        late = [one for one in found if peak - one.without >= least]
+        kept = [one for one in late if one.answer.rule != LIVE_VARIABLE or one.group.main.earlier]
+        most = max((peak - one.without for one in late), default=0)
+        for _, one in _larger(live, traced):
+            larger = peak - one.without > most
+            rows = {
+                block.row for cause in (kept if larger else late) for block in cause.group.blocks
+            }
+            if 2 * one.group.outside(rows) >= one.group.bytes:
+                found.append(one)
     known: set[int] = set()
     # What a remedy saves counts, but not what it saves of others' memory.
     saved = {
@@ -96,7 +106,14 @@ def causes_at(
         for one in found
     }
     # Gradients are as large as a copy of the weights, and come back with the next step.
-    found.sort(key=lambda one: (-saved[id(one)], one.answer.rule == LATE_GRADIENTS))
+    found.sort(
+        key=lambda one: (
+            one.answer.rule == SAVED,  # training needs it, if not at once
+            _by_the_end(lives, one),
+            -saved[id(one)],
+            one.answer.rule == LATE_GRADIENTS,
+        )
+    )
     for one in found:
         if 2 * one.group.outside(known) <= one.group.bytes:
             continue  # most of it has a better remedy
@@ -105,10 +122,26 @@ def causes_at(
             yield one
 
 
+_OF_TRAINING: Final = (Category.GRADIENT, Category.OPTIMIZER_STATE, Category.PARAMETER)
+
+
+def _by_the_end(lives: Biographies, one: Diagnosed) -> bool:
+    """Whether memory is not needed because the program ends: training's, by names that lead to it,
+    in a trace in which no optimizer makes a step, and after which there is none. What is not needed
+    before that has to be freed first.
+    """
+    holder = one.group.holder
+    named = holder is not None and holder.root is not HolderRoot.CYCLE
+    return named and lives.is_the_end and one.group.mostly(*_OF_TRAINING)
+
+
 def searched_at(lives: Biographies, event: int, *, failed: bool = False) -> list[HeldBlock]:
     """The blocks just after an event whose holders are part of a cause."""
     blocks = {block.row: block for block in blocks_at(lives, event, failed=failed)}
     if not failed:
+        needs = lives.needs(event)
+        left = {row: need for row, need in needs.items() if need is Need.OPEN}
+        blocks.update((block.row, block) for block in held_blocks(lives, left))
         live = LiveMemory(lives, event)
         for excess, _ in _larger(live, KindedTrace(lives)):
             rows = dict.fromkeys((*excess.rows, *excess.named), Need.LATER)
@@ -156,6 +189,17 @@ def _unneeded(
                 )
             if answer is not None:
                 break
+
+
+def _unreachable(lives: Biographies, event: int, holders: Mapping[int, Holder]) -> set[int]:
+    """What a recording that ends leaves open, and no name of the program leads to: the program
+    cannot use it again.
+    """
+    return {
+        row
+        for row, need in lives.needs(event).items()
+        if need is Need.OPEN and row in holders and holders[row].root is HolderRoot.CYCLE
+    }
 
 
 def _by_graphs_alone(

@@ -19,6 +19,10 @@ LEAST = 0.125
 """The share of the tensors at the peak from which memory is worth a cause. In programs that need
 all their memory, a tenth can be variables of the iteration before."""
 
+LEAST_UNREACHABLE = 0.05
+"""The share from which memory is worth a cause to which no name leads, only objects in a cycle: no
+program needs that. A twentieth is what a remedy has to save (`causes.find.LEAST_EFFECT`)."""
+
 
 _NAMED = (HolderRoot.LOCAL, HolderRoot.GLOBAL, HolderRoot.CLASS)
 _CONTAINERS = {"dict", "list", "tuple", "set", "deque", "cell"}
@@ -215,7 +219,8 @@ def groups_of(
     ]
     groups = list(_joined(groups))
     for group in sorted(groups, key=lambda group: -group.bytes):
-        if group.share >= LEAST:
+        cycle = group.holder is not None and group.holder.root is HolderRoot.CYCLE
+        if group.share >= (LEAST_UNREACHABLE if cycle else LEAST):
             yield group
 
 

@@ -24,6 +24,27 @@ def storing_line(text: ProgramText, name: str) -> int:
     return stored.pop() if len(stored) == 1 else 0
 
 
+def stored_as(text: ProgramText, line: int, name: str) -> str:
+    """The expression by which a line stores something under a name: ``self.outputs`` of
+    ``self.outputs.append(x)``; "" if it stores nothing under it.
+    """
+    for node in ast.walk(text.tree):
+        if getattr(node, "lineno", 0) != line:
+            continue
+        stores: list[ast.expr] = []
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            stores = [node.func.value] if node.func.attr in _STORING else []
+        elif isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
+            stores = node.targets if isinstance(node, ast.Assign) else [node.target]
+        for one in stores:
+            for target in one.elts if isinstance(one, (ast.Tuple, ast.List)) else [one]:
+                while isinstance(target, ast.Subscript):
+                    target = target.value
+                if _name(target) == name:
+                    return ast.unparse(target)
+    return ""
+
+
 def retaining_line(text: ProgramText, name: str) -> int:
     """The first line that calls ``name.backward(retain_graph=True)``; 0 if there is none."""
     lines = [

@@ -135,6 +135,19 @@ class LiveMemory:
         return found
 
     @cached_property
+    def _parts(self) -> Mapping[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        for row, reference in enumerate(self.column("copied_to")):
+            to = self.lives.row_of(reference) if reference else None
+            if to is not None and to != row:
+                found.setdefault(to, []).append(row)
+        return found
+
+    def parts(self, row: int) -> Sequence[int]:
+        """The rows of the trace whose values were copied to a row, last of all."""
+        return self._parts.get(row, ())
+
+    @cached_property
     def _categories(self) -> list[int]:
         return list(categories(self.ledger, range(len(self.ledger))))
 

@@ -54,8 +54,8 @@ def for_variable(live: LiveMemory, row: int) -> str:
 
 
 def saved_by(live: LiveMemory, rows: Collection[int]) -> str:
-    """That the autograd graph keeps rows, if it does."""
-    kept = any(live.for_backward(row) for row in rows)
+    """That the autograd graph keeps most of rows, if it does."""
+    kept = 2 * live.bytes_of(filter(live.for_backward, rows)) > live.bytes_of(rows)
     return "; the autograd graph keeps it for the backward pass" if kept else ""
 
 

@@ -237,9 +237,9 @@ def add_estimated_run(parser: argparse.ArgumentParser, *, several: bool = False)
         "--compute",
         choices=("auto", "shapes", "real"),
         default="auto",
-        help="shapes: compute only values of small tensors; real: compute all values on the CPU; "
-        "auto (default): all while they cost seconds, then as shapes, and all of them in a second "
-        "run if the script decides by one and that is affordable",
+        help="values to compute: real: all; shapes: those of small tensors; auto (default): all "
+        "while they cost seconds, then as shapes, or all in a second run if the script needs one "
+        "and that is affordable",
     )
     parser.add_argument(
         "--assume",
@@ -268,16 +268,15 @@ def add_estimated_run(parser: argparse.ArgumentParser, *, several: bool = False)
         type=rank_list,
         default=[0],
         metavar="R,...|distinct",
-        help="with --ranks: which of them, from 0 (default: 0), such as 0,8-15; of several, the "
-        "one that needs most counts. distinct: one of each group of ranks that behave alike",
+        help="with --ranks: which of them, from 0, such as 0,8-15 (default: 0); distinct: one of "
+        "each group of ranks that behave alike",
     )
     parser.add_argument(
         "--price",
         type=prices,
         default={},
         metavar="PRICE",
-        help="of an hour of one GPU, or t4=0.35,l4=0.8 of several: also print what a step and a "
-        "billion tokens cost",
+        help="of an hour of one GPU (of several: t4=0.35,l4=0.8): also print what it costs",
     )
 
 

@@ -165,14 +165,10 @@ _NO_STATISTICS = Unavailable("not read")
 class AllocatorCounts:
     """One device's allocator counters at one instant. Unit: bytes.
 
-    * ``allocated``: blocks owned by live tensors, with rounding and unsplit slack.
-    * ``active``: allocated, plus blocks freed by their owner that a stream still uses.
-    * ``reserved``: all segments held from the driver.
-    * ``requested``: what the program requested, before rounding.
-
-    On the CPU torch keeps no such counters: ``allocated`` and ``active`` are the bytes of live
-    storages where they were all seen (level ``trace``), else `Unavailable`; ``reserved`` is
-    `Unavailable`.
+    ``allocated``: blocks owned by live tensors, with rounding and unsplit slack; ``active``: also
+    blocks freed by their owner that a stream still uses; ``reserved``: all segments held from the
+    driver; ``requested``: before rounding. On the CPU ``allocated`` and ``active`` are the bytes of
+    live storages at level ``trace``; everything else is `Unavailable`.
     """
 
     allocated: Bytes | Unavailable = field(default=_NO_STATISTICS)

@@ -40,11 +40,6 @@ class Rule:
         """The usual one."""
         return self.levels[0]
 
-    @property
-    def anchor(self) -> str:
-        """Its heading in ``docs/reference/rules.md``."""
-        return f"{self.id}-{self.kind}".lower().replace("*", "")
-
     def finding(
         self,
         message: str,

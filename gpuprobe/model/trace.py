@@ -133,10 +133,8 @@ def with_most_depth(table: StackTable) -> StackTable:
 COLUMNS: dict[str, str] = {
     "action": "B",  # TraceAction.code
     "address": "Q",  # device pointer; for oom: 0
-    # Bytes. For alloc, free_… and oom the *requested* size, not the block's: torch records
-    # ``block->requested_size`` (CUDACachingAllocator.cpp since 2.1), and in real snapshots it
-    # equals the final blocks' requested_size where that differs from their size. For segment_…
-    # the bytes obtained from or released to the driver.
+    # Bytes. For alloc, free_… and oom those *requested* (torch's ``block->requested_size``), for
+    # segment_… those obtained from or released to the driver.
     "size": "Q",
     "stream": "Q",  # cudaStream_t
     "time_us": "q",  # microseconds since the Unix epoch; 0 where unknown

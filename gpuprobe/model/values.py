@@ -152,9 +152,8 @@ class Reading(Generic[T]):
 class Peak:
     """A peak known exactly, or only between two bounds. Unit: bytes.
 
-    Peak counters that belong to the program are never reset, so a counter that did not rise
-    during a window only bounds that window's peak: at least the largest value seen at its
-    edges, at most the counter.
+    Peak counters that belong to the program are never reset: a counter that did not rise during a
+    window only bounds that window's peak.
     """
 
     at_least: AnyBytes

@@ -66,13 +66,8 @@ def estimate(
 
         gpuprobe.estimate(build, gpu="a100-40gb")
 
-    ``compute``: ``"shapes"`` computes only integers, masks and small tensors, ``"real"`` all
-    values, ``"auto"`` all while they take no more than 256 MiB and about five seconds, then as
-    shapes; if ``step`` decides by a value that was not computed, it is called again on a new device
-    that computes all, unless that takes more than 16 GiB (or half of this machine's available
-    memory) or 2e13 floating-point operations.
-    ``assume``: values for lines that read them, as ``"FILE:LINE=VALUE"``
-    (``"train.py:12=false"``). ``conf``: allocator settings as in ``PYTORCH_CUDA_ALLOC_CONF``.
+    ``compute``, ``conf``, ``assume``: as for `virtual_gpu`; with ``"auto"``, ``step`` is called
+    again with all values computed if it decided by one that was not and that is affordable.
     ``ranks``: simulate one of this many processes; ``rank``: which one, from 0. ``link``: the links
     between them, such as ``"nvlink:h100,ib:ndr"``, for a model of the time of communication, with
     ``per_node`` ranks on each node (default: the number of GPUs).

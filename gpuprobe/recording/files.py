@@ -9,9 +9,8 @@
 
 Streams are append-only. A record is a JSON object whose ``type`` determines the other keys:
 ``environment``, ``session``, ``step``, ``finding``, ``blind_spot``, ``gap`` or ``end``. Readers
-skip unknown types. A finding with the fingerprint and places of an earlier one replaces it: a race
-is written when it is found, and again, with more details, when the run ends. A gap replaces the one
-before it.
+skip unknown types. A finding with the fingerprint and places of an earlier one replaces it, and a
+gap the one before it.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuprobe.causes.lines import capture_line, loop_line, retaining_line, storing_line
+from gpuprobe.causes.lines import capture_line, loop_line, retaining_line, stored_as, storing_line
 from gpuprobe.remedies.text import ProgramText
 
 PROGRAM = """\
@@ -50,6 +50,19 @@ def line_of(part: str) -> int:
 )
 def test_the_line_that_stores(name: str, part: str) -> None:
     assert storing_line(TEXT, name) == line_of(part)
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "expected"),
+    [
+        ("outputs", "self.outputs.append", "self.outputs"),
+        ("best", "self.best = loss", "self.best"),
+        ("kept", 'kept[0]["x"]', "kept"),
+        ("outputs", "self.best = loss", ""),
+    ],
+)
+def test_the_name_by_which_a_line_stores(name: str, part: str, expected: str) -> None:
+    assert stored_as(TEXT, line_of(part), name) == expected
 
 
 @pytest.mark.parametrize("name", ["twice", "unknown"])

@@ -322,6 +322,62 @@ for call in range(6):
 """
 
 
+GARBAGE_AT_THE_END = (
+    START
+    + """\
+import copy
+import gc
+
+gc.disable()
+
+class Unit(nn.Module):
+    def __init__(self, owner):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1 << 20))
+        self.log = owner.record
+
+class Owner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.unit = Unit(self)
+
+    def record(self, x):
+        pass
+
+class Average:
+    def __init__(self, model):
+        self.model = model
+        self.kept = []
+
+    def step(self):
+        self.kept.append(torch.ones(1 << 21, device="cuda"))
+        torch.stack([one.detach().sum() for one in self.model.parameters()])
+
+average = Average(Owner().cuda())
+for step in range(4):
+    x = torch.randn(64, 64, device="cuda")
+    loss = net(x).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    average.step()
+    copy.deepcopy(average.model).half()
+"""
+)
+
+
+def test_garbage_of_a_program_that_ends_and_the_name_by_which_a_line_stores(tmp_path: Path) -> None:
+    done, answer = explain(tmp_path, GARBAGE_AT_THE_END)
+    assert done.returncode == 1, done.stderr
+    causes = {one["rule"]: one for one in answer["causes"]}
+    assert set(causes) == {"kept-tensors", "cycle"}
+    assert "Unit.log" in causes["cycle"]["holder"]
+    kept = causes["kept-tensors"]
+    assert kept["kept_at"]["line"] == line_of(GARBAGE_AT_THE_END, "self.kept.append")
+    assert "average.kept" in kept["holder"]
+    assert "stored as self.kept at" in kept["sentence"]
+
+
 def test_a_stream_with_a_workspace_of_cublas_is_old_too(tmp_path: Path) -> None:
     _, found = explain(tmp_path, PRODUCTS)
     first = found["causes"][0]

@@ -227,6 +227,27 @@ def probabilities_with_a_loss() -> None:
     torch.log_softmax(logits, -1).gather(-1, chosen).sum().backward()
 
 
+def probabilities_in_a_loss_of_torch() -> None:
+    logits = numbers(512, 8192, requires_grad=True)
+    F.cross_entropy(logits, torch.randint(0, 8192, (512,), device="cuda")).backward()
+
+
+def joined_within_a_join() -> None:  # no loop: one line joins what it joins
+    part = numbers(1024, 1024)
+    whole = torch.cat([torch.cat([part, part]), torch.cat([part, part])], 1)
+    whole[:, 0].sum()
+
+
+def pairs_added_in_place() -> None:
+    x, y = numbers(2048, 4), numbers(2048, 4)
+    cost = torch.cdist(x, y, p=1)
+    low, high = torch.max(x[:, None, :2], y[:, :2]), torch.min(x[:, None, 2:], y[:, 2:])
+    overlap = (high - low).clamp(min=0).prod(-1)
+    union = x[:, None, 0] + y[:, 0] - overlap
+    cost -= overlap / union.clamp(min=1e-6)
+    cost.argmin(0)
+
+
 def nearest() -> None:
     queries, gallery = numbers(2048, 64), numbers(8192, 64)
     scores = queries @ gallery.T
@@ -468,7 +489,10 @@ KINDS: dict[Callable[[], None], str] = {
     gelu: "saved-twice",
     gated: "",
     probabilities_of_one: "log-probabilities-of-all",
-    probabilities_with_a_loss: "",
+    probabilities_with_a_loss: "saved-log-probabilities",
+    probabilities_in_a_loss_of_torch: "",
+    joined_within_a_join: "joined-with-parts",
+    pairs_added_in_place: "broadcast-intermediate",
     nearest: "reduced-later",
     all_scores: "",
     contrasted: "",

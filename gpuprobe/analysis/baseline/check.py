@@ -38,7 +38,7 @@ from gpuprobe.model.rules import Rule, define
 from gpuprobe.model.text import amount, human_bytes
 from gpuprobe.user_frames import is_outside
 
-_UPDATE = "if this is intended, run gpuprobe baseline update"
+INTENDED = "if this is intended, run gpuprobe baseline update"
 _KIND = "memory-regression"
 _KINDS = {"step_time": "time-regression"}
 
@@ -84,7 +84,7 @@ _METRICS = {
         Level.ERROR,
         f"{name} is not above the baseline",
         description=_WHY[name],
-        remedy=_UPDATE,
+        remedy=INTENDED,
     )
     for name in METRICS
 }
@@ -93,7 +93,7 @@ _PHASE = define(
     _KIND,
     Level.ERROR,
     "The peak of a phase, or of a kind of step, is not above the baseline",
-    remedy=_UPDATE,
+    remedy=INTENDED,
 )
 
 

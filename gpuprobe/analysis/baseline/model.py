@@ -290,14 +290,11 @@ class MetricResult:
 @dataclass(frozen=True, slots=True)
 class CheckResult(Displayed):
     """The results of a check. ``rows``: by ``category``, ``module``, ``line`` and ``need``; each
-    sums to the change of the peak; None if the baseline or the run has no trace, and empty by need
-    unless both traced the uses of memory. ``cause``: a description of
-    the first thing to check. ``mismatches``: differences of the environments, ``incomplete``: what
-    is missing from the recording; such a check fails.
-    ``settings``: the settings of the check and their sources. ``run``: its name, empty if there is
-    only one. ``trials``: the runs that tested the causes, or the reason why there were none. If
-    memory grew: ``accept`` is the command that makes this run the baseline, ``reproduce`` the
-    shortest one that makes the same comparison; "" if the check was not made by a command.
+    sums to the change of the peak; None if the baseline or the run has no trace. ``cause``: what to
+    check first. ``mismatches``: differences of the environments, ``incomplete``: what is missing
+    from the recording; such a check fails. ``settings``: with their sources. ``trials``: the runs
+    that tested the causes, or why there were none. If memory grew: ``accept`` is the command that
+    makes this run the baseline, ``reproduce`` the shortest one that makes the same comparison.
     """
 
     metrics: tuple[MetricResult, ...]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from copy import copy
 from itertools import accumulate, chain, compress, count
 from operator import sub
 from typing import Final, NamedTuple
@@ -58,6 +59,7 @@ class Biographies:
         if self._whole:
             codes = categories(self.ledger, everything)
             self._state = {row for row, code in enumerate(codes) if code in _STATE}
+        self._unreachable: frozenset[int] = frozenset()
         self._in_trace = column("last_name")
         self._needs: dict[int, dict[int, Need]] = {}
         self._ends: list[int] | None = None
@@ -71,6 +73,22 @@ class Biographies:
     def traced(self) -> bool:
         """Whether uses were traced."""
         return any(self.made)
+
+    def without(self, unreachable: Collection[int]) -> Biographies:
+        """The same, of a program that cannot use some rows after the trace."""
+        other = copy(self)
+        other._unreachable = frozenset(unreachable)
+        other._needs, other._ends = {}, None
+        return other
+
+    @property
+    def is_the_end(self) -> bool:
+        """Whether the trace is the last of the program, after its last step of an optimizer."""
+        if not self._ended or self._steps_after:
+            return False
+        strings = self.ledger.trace.stacks.strings
+        phases = set(self.ledger.values("last_phase", range(len(self.ledger))))
+        return not any("optimizer" in strings[phase].split("/") for phase in phases)
 
     def operator_at(self, event: int) -> int:
         """The operator that runs at an event; that before the first event for -1."""
@@ -100,6 +118,8 @@ class Biographies:
         evaluation made is not for the training step that would have followed.
         """
         if self._steps_after or not (self.made[row] or self.last[row]):
+            return False
+        if row in self._unreachable:
             return False
         if self._evaluated:
             return row >= self.ledger.made

@@ -17,6 +17,35 @@ _FACTOR = 4
 _CHUNKS = 8
 
 
+def _made_of(live: LiveMemory, row: int) -> set[int]:
+    """The rows that are mostly computed from a row, and what its last use makes: of two operands of
+    one size, only one is the source.
+    """
+    last = live.made_by.get(live.lives.last[row])
+    return {*live.products.get(row, ()), *([] if last is None else [last])} - {row}
+
+
+def _reduced_in_place(live: LiveMemory, row: int) -> int:
+    """The bytes that remain of a larger tensor of the same size to which a row is added in place,
+    and of which only a small part, or none, is read later; 0 if it is not.
+    """
+    if not live.text("last_name", row).endswith("_") or _made_of(live, row):
+        return 0
+    into = [
+        one
+        for one in live.rows
+        if live.ledger.requested[one] == live.ledger.requested[row]
+        and live.lives.made[one] < live.lives.last[row] < live.lives.last[one]
+        and live.is_temporary(one)
+    ]
+    last = [live.made_by.get(live.lives.last[one]) for one in into]
+    small = [one for one in last if one is not None]
+    if len(small) < len(into) or not into:
+        return 0
+    most = max(live.ledger.requested[one] for one in small)
+    return most if _FACTOR * most <= live.ledger.requested[row] else 0
+
+
 def diagnose(live: LiveMemory) -> Iterator[Excess]:
     """Element-wise results of at least four times their inputs that are reduced again."""
     requested, inputs = live.ledger.requested, live.column("inputs")
@@ -32,13 +61,14 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
     ready = list(roots)
     while ready:
         row = ready.pop()
-        for product in live.products.get(row, ()):
+        for product in _made_of(live, row):
             if live.how(product) is Made.POINTWISE and 2 * requested[product] >= requested[row]:
                 if product not in group:
                     group.add(product)
                     ready.append(product)
             elif live.how(product) is Made.OTHER and _FACTOR * requested[product] <= requested[row]:
                 reduced = max(reduced, requested[product])
+        reduced = max(reduced, _reduced_in_place(live, row))
     rows = [row for row in live.rows if row in group]
     if not rows or not reduced or not forward:
         return

@@ -11,6 +11,7 @@ from gpuprobe.model.run.holders import Holder, HolderRoot, Kept
 from gpuprobe.model.text import human_bytes
 from gpuprobe.user_frames import is_user_file
 
+LIVE_VARIABLE = "live-variable"
 _LEAST_OF_A_STEP: Final = 0.2
 """The share of the tensors from which a variable of the same step is a cause: a loop or function
 keeps its variables until it ends, and programs that need all their memory have some of a sixth."""
@@ -50,7 +51,7 @@ def diagnose(group: HeldGroup) -> Answer | None:
     name = holder.path[0].label
     last = "" if main.last_use is None else f", last used at {main.last_use}"
     return Answer(
-        "live-variable",
+        LIVE_VARIABLE,
         f"{size} from {main.made_at} are {used}{last}: the variable {_variable(holder, name)} "
         "keeps them",
         f"delete it after its last use: del {name}",

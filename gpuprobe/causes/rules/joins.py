@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from gpuprobe.causes.answer import Answer
 from gpuprobe.causes.live_memory import Excess, LiveMemory
@@ -14,6 +15,8 @@ GROWN = "grown-by-joining"
 _JOINS = ("cat", "stack")
 _REDUCTIONS = frozenset(("mean", "sum", "amax", "amin", "max", "min", "prod"))
 _REDUCED = 2  # two parts at least
+_PASSES: Final = 2
+"""The joins of a line that each have the one before as a part, from which it is a loop."""
 
 
 def diagnose(live: LiveMemory) -> Iterator[Excess]:
@@ -28,12 +31,26 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
             continue
         if live.for_backward(row):
             continue  # the backward pass needs it, as a skip connection of a U-Net
-        largest = max(parts, key=lambda one: live.size[one])
-        if live.ledger.stack[largest] == live.ledger.stack[row]:
+        if _grows(live, row):
             yield _grown(live, row, joined)
         elif len(parts) > 1:
             yield _joined(live, row, parts)
         joined.add(row)
+
+
+def _grows(live: LiveMemory, row: int) -> bool:
+    """Whether the same line joined the largest part, and the largest part of that: a line may also
+    have one join within another.
+    """
+    for _ in range(_PASSES):
+        parts = [one for one in live.parts(row) if live.text("made_name", one) in _JOINS]
+        largest = max(parts, key=live.size.__getitem__, default=None)
+        if largest is None or live.ledger.stack[largest] != live.ledger.stack[row]:
+            return False
+        if largest >= live.ledger.made:
+            return True  # it is older than the trace
+        row = largest
+    return True
 
 
 def _grown(live: LiveMemory, row: int, joined: set[int]) -> Excess:
@@ -80,12 +97,13 @@ def _grown(live: LiveMemory, row: int, joined: set[int]) -> Excess:
 
 
 def _reduced_by(live: LiveMemory, row: int) -> str:
-    """The operator that makes a much smaller result of a joined tensor, if no other uses it."""
-    if live.lives.first[row] != live.lives.last[row]:
-        return ""
+    """The operator that makes a much smaller result of a joined tensor, if all that is computed
+    from it is.
+    """
     made = live.made_by.get(live.lives.last[row])
     name = live.text("last_name", row)
-    small = made is not None and _REDUCED * live.size[made] <= live.size[row]
+    results = {*live.products.get(row, ()), *([] if made is None else [made])} - {row}
+    small = bool(results) and all(_REDUCED * live.size[one] <= live.size[row] for one in results)
     return name if small and name in _REDUCTIONS else ""
 
 

@@ -1,11 +1,10 @@
 """Compare a training run's memory with a baseline; a regression exits with 1, an incomplete
 recording with 4.
 
-TARGET is a recording, or a script to run and record. Options of gpuprobe go before or after it,
-except those that the script has, too: after it, they are the script's. Arguments after -- are
-passed to the script. Missing options come from the baseline, then from
-[tool.gpuprobe] in pyproject.toml: run, gpu, steps, hazards, baseline and tolerance. Without
-TARGET, options after -- are added to the project's command; a command after -- is run and recorded.
+TARGET is a recording, or a script to run and record. Options of gpuprobe may also follow it, unless
+the script has options of the same name; arguments after -- are passed to the script. Missing
+options come from the baseline, then from [tool.gpuprobe] in pyproject.toml. Without TARGET,
+options after -- are added to the project's command; a command after -- is run and recorded.
 """
 
 from __future__ import annotations
@@ -68,8 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--blame-budget",
         type=seconds,
         metavar="SECONDS",
-        help="if memory grew, run the script with parts of the change reverted for at most this "
-        "long, to find the cause (default: twice the time of the check; 0: do not)",
+        help="if memory grew, search for the cause, by runs with parts of the change reverted, for "
+        "at most this long (default: twice the time of the check; 0: do not)",
     )
     parser.add_argument(
         "--no-blame",
@@ -94,8 +93,8 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compute",
         choices=("auto", "real", "shapes"),
-        help="with --gpu: compute all values while they cost seconds, then only those of small "
-        "tensors (auto, the default); all (real); or only those of small tensors (shapes)",
+        help="with --gpu, values to compute: real: all; shapes: those of small tensors; auto "
+        "(default): all while they cost seconds, then as shapes",
     )
     parser.add_argument(
         "--stop-after",
@@ -120,8 +119,7 @@ def add_target(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="of several runs in [tool.gpuprobe.runs] or in one baseline this one alone; may be "
-        "given again (default: all)",
+        help="one of several runs of the project (repeatable; default: all)",
     )
 
 

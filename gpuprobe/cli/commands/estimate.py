@@ -1,9 +1,8 @@
 """Estimate the memory of a training script, or of a vLLM server, on a GPU, without that GPU.
 
 The script runs on a simulated GPU, without computing values of large tensors, for a few optimizer
-steps and the first evaluation after them. Options of gpuprobe go before or after the script, except
-those that the script has, too: after it, they are the script's. Arguments after -- are passed to
-it.
+steps and the first evaluation after them. Options of gpuprobe may also follow the script, unless it
+has options of the same name; arguments after -- are passed to the script.
 A command of vLLM goes after --, and is run until its engine is up:
 gpuprobe estimate --gpu h100-80gb -- vllm serve MODEL
 So does a command of Python, torchrun, accelerate or deepspeed, whose ranks are simulated:

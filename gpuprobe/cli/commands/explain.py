@@ -2,8 +2,7 @@
 
 The program runs on a simulated GPU several times, from its start to its end. If its training takes
 long, its first epoch is ended after some steps, and the program after the evaluation that follows.
-Options of gpuprobe go before or after the script, except those that the script has, too: after it,
-they are the script's.
+Options of gpuprobe may also follow the script, unless the script has options of the same name.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 a context and how many sequences a vLLM server takes.
 
 Every figure is an estimate from running the script on a simulated GPU; see gpuprobe estimate.
-Options of gpuprobe go before or after the script, except those that the script has, too: after it,
-they are the script's. Arguments after -- are passed to the script.
+Options of gpuprobe may also follow the script, unless the script has options of the same name;
+arguments after -- are passed to the script.
 A command of vLLM goes after --, and is started for each figure:
 gpuprobe fit --gpu l4,h100-80gb --input-len 2000 --output-len 500 -- vllm serve MODEL
 With --model, gpuprobe writes the script: gpuprobe fit --model llama-3.1-8b --gpu a100-40gb

@@ -70,8 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--uses",
         action="store_true",
-        help="also note which operators use each block, for what memory is needed for (implies "
-        "--level trace); always on a simulated GPU, and on a real one the cost is printed",
+        help="also note what each block is used for (implies --level trace); always on a "
+        "simulated GPU, and on a real one the cost is printed",
     )
     add_gpu(
         parser,
@@ -81,21 +81,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--compute",
         choices=("auto", "real", "shapes"),
         default="auto",
-        help="with --gpu: compute all values while they cost seconds, then only those of small "
-        "tensors (auto, the default); all (real); or only those of small tensors (shapes)",
+        help="with --gpu, values to compute: real: all; shapes: those of small tensors; auto "
+        "(default): all while they cost seconds, then as shapes",
     )
     parser.add_argument(
         "--endless",
         action="store_true",
-        help="with --gpu: the simulated GPU never runs out of memory, to see how much the program "
-        "would take",
+        help="with --gpu: the simulated GPU never runs out of memory",
     )
     parser.add_argument(
         "--first-epoch",
         type=_epoch_limit,
         metavar="STEPS[,SECONDS]",
-        help="end the first epoch after so many training steps that have taken so many seconds of "
-        "processor time (or twice that in all), and the program after the evaluation that follows",
+        help="end the first epoch after so many steps that have taken so many seconds of "
+        "processor time, and the program after the evaluation that follows",
     )
     parser.add_argument(
         "--hazards",

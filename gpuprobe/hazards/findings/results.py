@@ -59,12 +59,10 @@ class Hazards(Displayed):
     """Findings of a checked region; filled in when it ends.
 
     ``findings``: one for each pair of places that race, then one for each line that makes the
-    host wait (kind ``implicit-sync``). ``syncs`` is the complete ledger, including allowed and
-    explicit synchronisations. ``redundant``: waits without which everything would still be ordered.
-    ``self_waits``: where a stream waits for itself, which orders nothing (GP210). ``coverage``
-    lists blind spots; ``operations`` is the number of launches. ``failed``: how
-    the program failed, if it did; the rest of it was not checked. ``ranks``: the ranks whose
-    results were merged.
+    host wait (kind ``implicit-sync``). ``syncs``: all synchronisations, also allowed and explicit
+    ones. ``redundant``: waits without which everything would still be ordered. ``self_waits``:
+    where a stream waits for itself (GP210). ``coverage``: blind spots. ``operations``: the number
+    of launches. ``failed``: how the program failed, if it did. ``ranks``: those that were merged.
     """
 
     findings: list[Finding] = field(default_factory=list)

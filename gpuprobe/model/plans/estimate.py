@@ -141,43 +141,23 @@ def steps_until_full(free: int, growth: int) -> int:
 class Estimate(Displayed):
     """The memory of a training run on a GPU that this machine does not have. Unit: bytes.
 
-    ``peak_allocated`` and ``peak_reserved`` are the caching allocator's, over the whole run. Those
-    of a real run depend on the addresses that the driver returns: ``allocated_low`` to
-    ``allocated_high`` and ``reserved_low`` to ``reserved_high`` are the ranges over descending and
-    ascending addresses; for one of several ranks the latter is 2% wider on both sides.
-    ``context_low`` to ``context_high`` is the additional memory of the CUDA context and its
-    libraries, from the catalogue. ``nccl_low`` to ``nccl_high`` is what NCCL needs for its
-    communicators, from the default sizes of its buffers: nothing if they are in host memory.
-    ``processes_low`` to ``processes_high`` is the memory, with contexts, of the ``processes`` that
-    the program started and that use the GPU at one time, when they need the most.
-    ``capacity`` is the GPU's total memory.
+    A pair ``…_low``, ``…_high`` is a range. ``allocated_…`` and ``reserved_…`` are the peaks of the
+    whole run with descending and with ascending addresses of segments; for one of several ranks
+    ``reserved_…`` is 2% wider on both sides. ``context_…`` is the CUDA context with its libraries,
+    from the catalogue; ``nccl_…`` the buffers of NCCL, by their default sizes; ``processes_…`` the
+    ``processes`` that the program started and that use the GPU at one time, with contexts.
 
-    ``verdict`` is `FITS` if the whole range is within the capacity, `NOT`, `WITHIN_MARGIN` if the
-    capacity is in the range or free memory is less than the margin of error, or `RELEASING` if the
-    range is above the capacity, and the run succeeds in a simulation with that capacity, where the
-    allocator releases cached memory. ``verdict_why`` is the reason if it is not `FITS`. The shares
-    of each of ``by_category``, ``by_module`` and ``by_line`` sum to ``attributed``, the allocated
-    bytes at the highest traced moment: the peak, if they equal ``peak_allocated``.
-    ``compute`` is ``"shapes"`` if only values that affect control flow were computed, ``"real"``
-    if all were; ``compute_why`` is the reason. ``assumed`` lists the assumptions, ``not_modelled``
-    memory that is not in the figures, ``compiled`` what torch.compile did: its graphs,
-    graph breaks and recompilations, with their lines and reasons. ``communication`` is what this
-    rank sends in the last step. ``by_rank`` has a row for each requested rank, if there are
-    several; the other fields are then about the rank that needs the most memory. ``by_device`` has
-    a row for each GPU of the process that is used, if there are several; the other fields are then
-    about the one that has the least room.
-    ``communication_time`` is how long the operations of the last step take over ``link`` with
-    ``per_node`` ranks on each node: a model, nothing is measured. ``torch`` is the version
-    that ran, which the estimate is for: each may allocate differently.
-    If it does not fit and suggestions were requested, ``suggestions`` has the changes that were
-    tried, those that fit first, and otherwise the easiest to adopt first; ``not_tried`` are others,
-    with the reason; ``smallest_gpus`` are the smallest GPUs of the catalogue that hold it.
-    ``growth`` is what the last step left allocated in addition to what it began with, if that is
-    too much to be noise: a longer run needs more than this one. ``growth_advice`` is what to do
-    about it, and why. ``phases`` has the peak of each phase; an evaluation is one if it ran.
-    ``causes``: why memory is there that is not needed. ``model`` is what a script that
-    gpuprobe wrote does, in words. ``step_time``: of the last whole step on that GPU,
-    ``cost``: of it at a price that was given.
+    ``verdict`` is `FITS` if the whole range is within the capacity, `WITHIN_MARGIN` if the
+    capacity is in the range or free memory is less than the margin of error, `RELEASING` if the
+    range is above the capacity and the run succeeds because the allocator releases cached memory,
+    otherwise `NOT`. ``by_category``, ``by_module`` and ``by_line`` describe the highest traced
+    moment: the peak, if ``attributed`` equals ``peak_allocated``. ``not_modelled`` lists memory
+    that is not in the figures, ``compiled`` the graphs, graph breaks and recompilations of
+    torch.compile. ``communication`` is what this rank sends in the last step,
+    ``communication_time`` the predicted time of it over ``link``.
+
+    If there are rows in ``by_rank`` (several ranks were requested) or ``by_device`` (the process
+    uses several GPUs), the other fields are about the one with the least free memory.
     """
 
     gpu: str

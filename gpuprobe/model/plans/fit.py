@@ -97,16 +97,11 @@ class FitChoice:
 class Fit(Displayed):
     """The result: ``largest`` is the largest value that fits, None if not even ``least`` does.
 
-    ``proof``: the estimate at ``largest``; ``beyond``: that at the next larger value tried, which
-    does not fit, or None if the search ended at its upper bound. ``trials`` are all estimates, by
-    value. ``applied`` describes how the value was passed to the program. ``unusual`` lists values
-    that needed less memory than a smaller value, which violates the assumption of the search.
-    ``not_tried`` lists what was skipped, with reasons. ``interrupted``: the search was stopped by
-    Ctrl-C, ``out_of_time``: by its limit of time; a larger value may then fit.
+    ``proof`` is the estimate at ``largest``, ``beyond`` that at the next larger value tried, which
+    does not fit (None if the search ended at its upper bound), ``trials`` are all, by value.
 
-    ``ranks`` is the number of processes, of which one is estimated, and ``largest`` the value of
-    each. If several GPUs or numbers of ranks were given, ``choices`` has a row for each, and the
-    other fields are about the one with the largest sum of the values of all ranks.
+    If several GPUs or numbers of ranks were given, ``choices`` has a row for each, and the other
+    fields are about the one with the largest sum of the values of all ranks.
     """
 
     gpu: str

@@ -159,11 +159,8 @@ class Phase:
 @dataclass(frozen=True, slots=True)
 class KnownTensors:
     """Bytes of the tensors that could be named, by category, on one device; each storage
-    counted once. ``rest`` is allocated memory that none of them explains, `Unavailable`
-    if the total is unknown.
-
-    At level ``counters`` they are counted when they may have changed, and at least every eighth
-    step; steps in between repeat the previous figures.
+    counted once. ``rest`` is allocated memory that none of them explains. At level ``counters``
+    steps in which they cannot have changed repeat the previous figures.
     """
 
     device: str
@@ -178,10 +175,9 @@ class KnownTensors:
 @dataclass(frozen=True, slots=True)
 class Collective:
     """Calls of one ``torch.distributed`` operation in one step. ``bytes`` is what this rank
-    passed in, in total. ``host_ns`` is how long the calls blocked their thread: for the whole
-    operation if they wait for it (gloo), or only for its start if it is asynchronous (NCCL,
-    ``async_op=True``; waiting for it is then the operation ``wait``). ``wire`` is what this rank
-    sends over its links in total (`gpuprobe.model.run.communication.wire_bytes`).
+    passed in, ``wire`` what it sends over its links, in total. ``host_ns`` is how long the calls
+    blocked their thread: only for their start if they are asynchronous (NCCL, ``async_op=True``;
+    waiting is then the operation ``wait``).
     """
 
     op: str
@@ -286,8 +282,7 @@ class ProgramError:
 @record(frozen=True, slots=True)
 class Gap:
     """The records, and trace chunks, that could not be written so far: a later gap includes an
-    earlier one. ``steps`` of the ``records`` are steps, the first and last of them with these
-    indices. ``reason``: the system's, the first time.
+    earlier one. ``steps`` of the ``records`` are steps, from ``first_step`` to ``last_step``.
     """
 
     reason: str
@@ -362,8 +357,7 @@ MOST_INCOMPLETE: Final = 1_000
 @record(frozen=True, slots=True)
 class SessionEnd:
     """How the session ended. A recording without one is still being written; or its program was
-    killed, or exited without Python's shutdown (``os._exit``, ``exec``), or this record could not
-    be written.
+    killed, or exited without Python's shutdown, or this record could not be written.
     """
 
     duration_ns: Nanoseconds

@@ -22,9 +22,8 @@ ENVIRONMENT = define(
     _E,
     "Every rank has a complete environment",
     reads=("environment",),
-    description="""
-    A rank needs `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR` and `MASTER_PORT`, and they
-    must be consistent. `torchrun` sets them all; with other launchers a script must set them.
+    description="""A rank needs consistent `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR` and
+    `MASTER_PORT`. `torchrun` sets them all; with other launchers a script must set them.
     """,
 )
 DISAGREEMENT = define(
@@ -36,10 +35,8 @@ DISAGREEMENT = define(
         "environment of every rank",
         "torch",
     ),
-    description="""
-    All ranks must have the same `WORLD_SIZE` and each rank its own `RANK`. Ranks that would use the
-    same GPU must differ in `LOCAL_RANK`; two nodes of a job may be on one host. Different versions
-    of torch are a warning.
+    description="""All ranks must have the same `WORLD_SIZE`, each its own `RANK`; ranks that would
+    use the same GPU must differ in `LOCAL_RANK`. Different versions of torch are a warning.
     """,
 )
 UNREACHABLE = define(
@@ -51,10 +48,9 @@ UNREACHABLE = define(
         "MASTER_ADDR",
         "MASTER_PORT",
     ),
-    description="""
-    All ranks connect to `MASTER_ADDR:MASTER_PORT`. Usual causes: the name does not resolve, there
-    is no route to the address or a firewall blocks it, or rank 0 never started. On rank 0, an
-    address of a different machine is a note: a service may forward it.
+    description="""All ranks connect to `MASTER_ADDR:MASTER_PORT`. Usual causes: the name does not
+    resolve, no route or a firewall, or rank 0 never started. On rank 0, an address of a different
+    machine is a note: a service may forward it.
     """,
 )
 PORT_TAKEN = define(
@@ -63,9 +59,8 @@ PORT_TAKEN = define(
     _E,
     "The rendezvous port is free",
     reads=("MASTER_PORT",),
-    description="""
-    Another program, often the rest of a killed job, listens on `MASTER_PORT` of rank 0's machine.
-    Under `torchrun` the agent listens there, which is normal.
+    description="""Another program, often the rest of a killed job, listens on `MASTER_PORT` of rank
+    0's machine.
     """,
 )
 MISSING = define(
@@ -74,9 +69,8 @@ MISSING = define(
     _E,
     "Every rank joins in time",
     reads=("the ranks' store",),
-    description="""
-    Some ranks did not connect to rank 0 within the time limit; the finding names them. Usual
-    causes: a process did not start, a host is down, or a firewall blocks the connection.
+    description="""The named ranks did not connect to rank 0 within the time limit. Usual causes: a
+    process did not start, a host is down, or a firewall blocks the connection.
     """,
 )
 COLLECTIVE = define(
@@ -85,10 +79,8 @@ COLLECTIVE = define(
     _E,
     "Process group, barrier and collectives work",
     reads=("torch.distributed",),
-    description="""
-    All ranks connected to rank 0, but the process group could not be set up, or a collective
-    failed or did not end in time. The backend uses other ports and network interfaces than that
-    connection.
+    description="""All ranks connected to rank 0, but the process group could not be set up, or a
+    collective failed or did not end in time: the backend uses other ports and network interfaces.
     """,
 )
 WRONG = define(
@@ -97,9 +89,8 @@ WRONG = define(
     _E,
     "Collectives give the right values on every rank",
     reads=("torch.distributed",),
-    description="""
-    A collective whose result is known beforehand gave wrong values. Usual causes: broken hardware,
-    a broken link, or peer-to-peer copies that an IOMMU redirects.
+    description="""A collective whose result is known gave wrong values. Usual causes: broken
+    hardware, a broken link, or peer-to-peer copies that an IOMMU redirects.
     """,
 )
 DEVICES = define(
@@ -108,10 +99,9 @@ DEVICES = define(
     (_E, _W),
     "Every rank has its own GPU",
     reads=("GPU UUID of every rank",),
-    description="""
-    Two ranks use one GPU, which NCCL rejects. Usually `torch.cuda.set_device(LOCAL_RANK)` is
-    missing, or more processes than GPUs were started. If some ranks have a GPU and others
-    have none, that is a warning.
+    description="""Two ranks use one GPU, which NCCL rejects. Usually
+    `torch.cuda.set_device(LOCAL_RANK)` is missing, or more processes than GPUs were started. If
+    only some ranks have a GPU, that is a warning.
     """,
 )
 SKEW = define(
@@ -120,10 +110,9 @@ SKEW = define(
     (_W, _N),
     "The clocks of the ranks agree",
     reads=("wall clocks of all ranks",),
-    description="""
-    If clocks differ, logs and traces of several hosts are hard to put in order, and certificates
-    and tokens may be rejected. More than a second is a warning, more than 50 ms a note, after the
-    error of the measurement is subtracted.
+    description="""If clocks differ, logs of several hosts are hard to put in order, and tokens may
+    be rejected. More than a second is a warning, more than 50 ms a note, after the error of the
+    measurement is subtracted.
     """,
 )
 
@@ -133,10 +122,9 @@ SLOW_LINK = define(
     _W,
     "No link between neighbouring ranks is much slower than the others",
     reads=("torch.distributed",),
-    description="""
-    Each rank sends 4 MiB to the next one, one link at a time. A link that takes three times as
-    long as the median of all links, and 2 ms longer, slows down every collective of the job.
-    If both links of a rank are slow, the rank is named.
+    description="""Each rank sends 4 MiB to the next one, one link at a time. A link that takes
+    three times the median of all links, and 2 ms longer, slows down every collective. If both links
+    of a rank are slow, the rank is named.
     """,
 )
 

@@ -47,9 +47,8 @@ def _each(rule: Rule, facts: MachineFacts, check: DeviceCheck) -> Iterator[Findi
 
 @rule("GP120", "throttling", "No GPU is throttled", (Level.WARNING, Level.NOTE), "nvml")
 def throttling(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
-    """Why a GPU currently runs below its maximum clocks, from NVML's clocks event reasons. Heat and
-    power brakes are warnings. A power cap is a note, as every GPU reaches it under full load; so
-    are clocks that were fixed.
+    """Why a GPU currently runs below its maximum clocks, from NVML. Heat and power brakes are
+    warnings. A power cap, which every GPU reaches under full load, and fixed clocks are notes.
     """
     yield from _each(self, facts, _throttling)
 
@@ -108,9 +107,8 @@ def _throttling(self: Rule, device: Device) -> Iterator[Finding | Unavailable]:
 
 @rule("GP121", "pcie-degraded", "PCIe links run at their maximum", Level.WARNING, "nvml")
 def pcie_degraded(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
-    """A link that trained at fewer lanes or a lower generation than both ends support makes every
-    copy slower. Links of idle GPUs slow down on purpose: the rule checks only GPUs that are at
-    least 30 % busy.
+    """A link with fewer lanes or a lower generation than both ends support makes every copy slower.
+    Only GPUs that are at least 30 % busy are checked, as idle links slow down on purpose.
     """
     yield from _each(self, facts, _pcie)
 
@@ -155,9 +153,8 @@ def _pcie(self: Rule, device: Device) -> Iterator[Finding | Unavailable]:
     "nvml",
 )
 def ecc_errors(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
-    """Memory errors that ECC counted. Uncorrected ones since the driver was loaded are an
-    error: data was lost. Uncorrected ones in the board's past alone are a warning. Corrected
-    errors are what ECC is for.
+    """Uncorrected ECC errors since the driver was loaded are an error: data was lost. Uncorrected
+    ones in the board's past are a warning. Corrected errors are what ECC is for.
     """
     yield from _each(self, facts, _ecc)
 
@@ -220,9 +217,9 @@ def _on(flag: bool) -> str:
     "nvml",
 )
 def memory_retired(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
-    """Bad memory rows (since Ampere) are replaced by spare ones, bad pages (before) are no
-    longer used; both take effect at the next reset. A replacement that failed means that the
-    spares are used up: the board is due for replacement.
+    """Bad memory rows (since Ampere) are replaced by spare ones, bad pages (before) are no longer
+    used; both take effect at the next reset. If a replacement failed, the spares are used up:
+    replace the board.
     """
     yield from _each(self, facts, _retired)
 
@@ -272,11 +269,9 @@ def _retired(self: Rule, device: Device) -> Iterator[Finding | Unavailable]:
     "kernel log",
 )
 def xid(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
-    """The driver reports GPU errors as numbered *Xid* messages in the kernel log (`NVRM:
-    Xid`). One finding for each number and GPU, with what it means and what to do. The level
-    is that of the error: lost hardware and lost data are errors, faults of programs are
-    warnings, and a cleanup after a kill (45) alone is a note. The log begins at boot, or
-    where older lines were dropped.
+    """The driver reports GPU errors as numbered *Xid* messages in the kernel log. One finding for
+    each number and GPU: lost hardware and lost data are errors, faults of programs are warnings,
+    and a cleanup after a kill (45) alone is a note.
     """
     if isinstance(facts.kernel_log, Unavailable):
         yield facts.kernel_log
@@ -309,9 +304,8 @@ def _is_at(device: Device, event: XidEvent) -> bool:
 
 @rule("GP125", "device-lost", "Every GPU responds", Level.ERROR, "nvml")
 def device_lost(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
-    """A GPU that the driver counts but that does not answer any more ("fallen off the bus",
-    or in need of a reset). CUDA programs may fail on the other GPUs too, as CUDA begins by
-    looking at all of them.
+    """The driver counts a GPU that does not answer ("fallen off the bus", or in need of a reset).
+    CUDA programs may fail on the other GPUs too.
     """
     inventory = inventory_of(facts)
     if isinstance(inventory, Unavailable):
@@ -341,8 +335,8 @@ def device_lost(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailab
     "nvml",
 )
 def mig_half_configured(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
-    """A GPU in MIG mode without instances cannot run anything: an error. A MIG mode that was
-    changed and waits for a reset is a warning.
+    """A GPU in MIG mode without instances cannot run anything: an error. A changed MIG mode that
+    waits for a reset is a warning.
     """
     yield from _each(self, facts, _mig)
 

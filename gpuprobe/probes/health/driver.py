@@ -23,8 +23,7 @@ def version_pair(text: str) -> tuple[int, int] | None:
 @rule("GP101", "driver-missing", "A working NVIDIA driver", Level.ERROR, "nvml, container")
 def driver_missing(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
     """No program can use a GPU if the driver is not installed, not loaded, differs in version from
-    its libraries, or is not passed into the container. The evidence is the error of NVML
-    (`libnvidia-ml.so.1`), the driver's management library.
+    its libraries, or is not passed into the container.
     """
     if isinstance(facts.inventory, Unavailable):
         yield facts.inventory
@@ -73,9 +72,9 @@ def _yes_no(value: bool | Unavailable) -> str:
 
 @rule("GP102", "driver-stub", "The driver libraries are not stubs", Level.ERROR, "driver libraries")
 def driver_stub(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
-    """The CUDA toolkit ships *stub* libraries to link against if there is no driver. When
-    the loader finds one of them first, every call fails although the driver is fine. A stub is
-    recognised by its folder (`stubs`), or by its size: the real libraries have megabytes.
+    """The CUDA toolkit ships *stub* libraries to link against. When the loader finds one of them
+    first, every call fails although the driver is fine. A stub is recognised by its folder
+    (`stubs`) or its size.
     """
     if isinstance(facts.libraries, Unavailable):
         yield facts.libraries
@@ -102,11 +101,9 @@ def driver_stub(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailab
     "nvml, torch, driver libraries",
 )
 def driver_too_old(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
-    """A driver runs programs built for its own CUDA version and older ones. Since CUDA 11, a
-    program built for a newer *minor* version of the same major version runs too, with limits
-    (no just-in-time compilation of its PTX): that is a note. A newer major version is an
-    error, unless NVIDIA's forward-compatibility package is in use, which is a note again.
-    Source: NVIDIA, CUDA Compatibility.
+    """A driver runs programs built for its own CUDA version and older ones, and since CUDA 11 those
+    for a newer *minor* version, with limits: a note. A newer major version is an error, or a note
+    if NVIDIA's forward-compatibility package is in use. Source: NVIDIA, CUDA Compatibility.
     """
     runtime, driver = _torch_runtime(facts), _driver_cuda(facts)
     for value in (runtime, driver):
@@ -171,9 +168,8 @@ def _gpus(facts: MachineFacts) -> int | Unavailable:
 
 @rule("GP104", "torch-without-cuda", "torch is built with CUDA", Level.ERROR, "torch, nvml")
 def torch_without_cuda(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
-    """A CPU-only torch on a machine with an NVIDIA GPU: `torch.cuda.is_available()` is False
-    and training silently runs on the CPU. Usually pip took a wheel for the wrong platform or
-    from the CPU index.
+    """With a CPU-only torch on a machine with an NVIDIA GPU, training silently runs on the CPU.
+    Usually pip took a wheel for the wrong platform or from the CPU index.
     """
     gpus = _gpus(facts)
     if isinstance(facts.torch, Unavailable):
@@ -216,9 +212,8 @@ def runs_on(arch: str, capability: tuple[int, int]) -> bool:
 @rule("GP105", "torch-arch-missing", "torch has code for every GPU", Level.ERROR, "torch, nvml")
 def torch_arch_missing(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
     """torch's wheels hold machine code for a list of GPU architectures
-    (`torch.cuda.get_arch_list()`). A GPU that none of them fits fails at the first kernel:
-    "no kernel image is available for execution on the device". This happens with very old and
-    very new GPUs.
+    (`torch.cuda.get_arch_list()`). On other GPUs, very old or very new, the first kernel fails: "no
+    kernel image is available for execution on the device".
     """
     if isinstance(facts.torch, Unavailable):
         yield facts.torch
@@ -253,9 +248,8 @@ def torch_arch_missing(self: Rule, facts: MachineFacts) -> Iterator[Finding | Un
 
 @rule("GP106", "torch-broken", "torch can be imported", Level.ERROR, "torch")
 def torch_broken(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
-    """torch is installed, but a fresh process cannot import it, or does not finish in time.
-    Mixed CUDA packages, a foreign `LD_LIBRARY_PATH` or `LD_PRELOAD`, or a file named
-    `torch.py` are the usual causes.
+    """torch is installed, but a fresh process cannot import it. Usual causes: mixed CUDA packages,
+    a foreign `LD_LIBRARY_PATH` or `LD_PRELOAD`, a file named `torch.py`.
     """
     if not isinstance(facts.torch, Unavailable):
         return
@@ -279,9 +273,9 @@ def torch_broken(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavaila
     "pycuda, nvml, torch",
 )
 def pycuda_mismatch(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
-    """pycuda is compiled during its installation, against one CUDA version. An older driver lacks
-    entry points that pycuda calls. Another *major* version than torch's is a note: both
-    work, but their runtime libraries cannot share a process safely.
+    """pycuda is compiled against one CUDA version; an older driver lacks entry points that it
+    calls. Another *major* version than torch's is a note: their runtime libraries cannot share a
+    process safely.
     """
     if isinstance(facts.pycuda_cuda, Unavailable):
         yield facts.pycuda_cuda

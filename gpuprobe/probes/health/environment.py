@@ -156,8 +156,8 @@ def _torch_version(facts: MachineFacts) -> tuple[int, int] | None:
     "environment, torch",
 )
 def conf_invalid(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
-    """A key or a value that torch refuses: the program ends with "Unrecognized key" or the
-    like, at its first use of the GPU. Booleans must be written `True` and `False`.
+    """torch refuses a key or a value, and ends the program at its first use of the GPU with
+    "Unrecognized key" or the like. Booleans must be written `True` and `False`.
     """
     if isinstance(facts.environ, Unavailable):
         yield facts.environ
@@ -193,11 +193,10 @@ def conf_invalid(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavaila
     "environment",
 )
 def conf_conflict(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
-    """Settings that conflict, one of which silently wins: both variables with different values
-    (torch 2.13 takes `PYTORCH_CUDA_ALLOC_CONF`, though its documentation puts the other one first),
-    a key given twice, and options of the native allocator next to `backend:cudaMallocAsync`, which
-    ignores them. `max_split_size_mb` and `expandable_segments:True` do not add up either:
-    expandable segments leave that option little to do.
+    """One of two settings silently wins: both variables with different values (torch 2.13 takes
+    `PYTORCH_CUDA_ALLOC_CONF`), a key given twice, or options of the native allocator next to
+    `backend:cudaMallocAsync`, which ignores them. `expandable_segments:True` leaves
+    `max_split_size_mb` little to do.
     """
     if isinstance(facts.environ, Unavailable):
         yield facts.environ
@@ -247,8 +246,8 @@ def conf_conflict(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavail
     "environment, torch",
 )
 def conf_name(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
-    """torch 2.9 brought `PYTORCH_ALLOC_CONF` and deprecated `PYTORCH_CUDA_ALLOC_CONF`, which
-    still works: a note. The new name under an older torch does nothing: a warning.
+    """torch 2.9 brought `PYTORCH_ALLOC_CONF`. The old name `PYTORCH_CUDA_ALLOC_CONF` still works: a
+    note. The new name under an older torch does nothing: a warning.
     """
     if isinstance(facts.environ, Unavailable):
         yield facts.environ
@@ -344,9 +343,8 @@ _SANITIZERS = ("libasan", "libtsan", "libubsan", "libcompute-sanitizer", "libSan
     "environment",
 )
 def debug_variable(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
-    """Variables that are set to find a bug and then forgotten in a shell profile, a container
-    image or a job template. Those that make programs slower or switch something off are
-    warnings; those that only log are notes.
+    """Variables that are set to find a bug and then forgotten. Those that make programs slower or
+    switch something off are warnings; those that only log are notes.
     """
     if isinstance(facts.environ, Unavailable):
         yield facts.environ
@@ -384,10 +382,10 @@ def debug_variable(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavai
     "host",
 )
 def sandbox(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
-    """A sandbox such as gVisor runs programs on its own kernel. Device memory then gets ascending
-    addresses, where ordinary Linux has descending ones, and torch's allocator chooses other blocks:
-    peaks of the same program differ a little (reserved memory by up to 1.1% in 28 runs). An
-    estimate is a range over both orders. Processes outside the sandbox are hidden.
+    """A sandbox such as gVisor runs programs on its own kernel. Device memory gets ascending
+    addresses, where ordinary Linux has descending ones, so peaks differ a little (reserved memory
+    by up to 1.1% in 28 runs); an estimate is a range over both. Processes outside the sandbox are
+    hidden.
     """
     if isinstance(facts.inventory, Unavailable):
         yield facts.inventory
@@ -410,9 +408,9 @@ def sandbox(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
     "/dev/shm, container",
 )
 def shared_memory_small(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
-    """DataLoader workers pass batches through shared memory. If it is too small they fail with "bus
-    error ... insufficient shared memory (shm)"; containers have 64 MiB by default. A warning below
-    1 GiB in total or 256 MiB free, an error if it is not writable.
+    """DataLoader workers pass batches through shared memory. If it is too small they fail with
+    "insufficient shared memory (shm)"; containers have 64 MiB by default. A warning below 1 GiB in
+    total or 256 MiB free, an error if it is not writable.
     """
     shm = facts.shared_memory
     if isinstance(shm, Unavailable):
@@ -457,9 +455,8 @@ def shared_memory_small(self: Rule, facts: MachineFacts) -> Iterator[Finding | U
     "locked-memory limit, /sys/class/infiniband",
 )
 def locked_memory(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
-    """InfiniBand and RoCE transfers need locked memory; with a low limit (`ulimit -l`) NCCL
-    fails with "ibv_reg_mr ... Cannot allocate memory". Only machines with such a device are
-    checked: CUDA's own pinned memory does not count against the limit.
+    """InfiniBand and RoCE transfers need locked memory; with a low limit (`ulimit -l`) NCCL fails
+    with "ibv_reg_mr ... Cannot allocate memory". Only machines with such a device are checked.
     """
     if isinstance(facts.rdma_devices, Unavailable):
         yield facts.rdma_devices
@@ -484,9 +481,7 @@ def locked_memory(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavail
     "torch, nvml",
 )
 def nccl_missing(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
-    """Training on several GPUs needs NCCL; without it torch is left with gloo, which copies
-    through the host.
-    """
+    """Without NCCL, training on several GPUs is left with gloo, which copies through the host."""
     if isinstance(facts.torch, Unavailable):
         yield facts.torch
         return
@@ -521,9 +516,9 @@ def nccl_missing(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavaila
     "torch, packages",
 )
 def nccl_mismatch(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
-    """The NCCL that is loaded is another one than torch was built with: from another package,
-    `LD_LIBRARY_PATH` or `LD_PRELOAD`. An older one lacks functions torch calls, and ranks on
-    several machines must all have the same. A newer one is a note.
+    """Another NCCL is loaded than torch was built with, from another package, `LD_LIBRARY_PATH` or
+    `LD_PRELOAD`. An older one lacks functions that torch calls; a newer one is a note. Ranks on
+    several machines must all have the same.
     """
     if isinstance(facts.torch, Unavailable):
         yield facts.torch

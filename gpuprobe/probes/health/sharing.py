@@ -23,9 +23,9 @@ _UNOWNED = 1024**3
     "environment, nvml",
 )
 def selection_invalid(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
-    """CUDA reads `CUDA_VISIBLE_DEVICES` from the left and stops at the first entry it cannot
-    match: that entry and everything after it is hidden, without a message. An error if no
-    GPU is left. Source: CUDA C++ Programming Guide, "CUDA Environment Variables".
+    """CUDA reads `CUDA_VISIBLE_DEVICES` from the left: the first entry that it cannot match, and
+    everything after it, is hidden without a message. An error if no GPU is left. Source: CUDA C++
+    Programming Guide, "CUDA Environment Variables".
     """
     inventory = inventory_of(facts)
     if isinstance(inventory, Unavailable):
@@ -58,9 +58,9 @@ def selection_invalid(self: Rule, facts: MachineFacts) -> Iterator[Finding | Una
     "environment, nvml",
 )
 def gpus_hidden(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
-    """`CUDA_VISIBLE_DEVICES` hides GPUs from every CUDA program. On a shared machine this is
-    on purpose, so it is a note; that *all* are hidden is a warning. If one GPU is in MIG mode,
-    CUDA shows a program one MIG instance and no other GPUs; that, too, is a warning.
+    """`CUDA_VISIBLE_DEVICES` hides GPUs, on purpose on a shared machine: a note, or a warning if
+    *all* are hidden. If one GPU is in MIG mode, CUDA shows a program one MIG instance and no other
+    GPUs: a warning.
     """
     inventory = inventory_of(facts)
     if isinstance(inventory, Unavailable):
@@ -116,9 +116,9 @@ def gpus_hidden(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailab
     "environment, nvml",
 )
 def device_order(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
-    """CUDA numbers the fastest GPU 0, `nvidia-smi` and NVML number by PCI bus. On a machine
-    with different models, `cuda:0` is then another GPU than `nvidia-smi`'s 0. A selection by
-    `CUDA_VISIBLE_DEVICES` renumbers too, which is expected and a note.
+    """CUDA numbers the fastest GPU 0, `nvidia-smi` and NVML number by PCI bus: with different
+    models, `cuda:0` is another GPU than `nvidia-smi`'s 0. Renumbering by `CUDA_VISIBLE_DEVICES` is
+    a note.
     """
     inventory = inventory_of(facts)
     if isinstance(inventory, Unavailable):
@@ -148,9 +148,9 @@ def device_order(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavaila
     "nvml, processes, container",
 )
 def memory_without_owner(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
-    """Memory held by a process that no longer exists, or in use although no process is listed:
-    usually a killed job whose child (a DataLoader worker, a hung NCCL thread) still has the device
-    open. In a container the owners may be outside, where the rule cannot see them.
+    """Memory is in use although its process no longer exists or none is listed: usually a child of
+    a killed job (a DataLoader worker, a hung NCCL thread). In a container the owners may be
+    outside.
     """
     inventory = inventory_of(facts)
     if isinstance(inventory, Unavailable):

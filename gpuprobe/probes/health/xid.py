@@ -15,19 +15,20 @@ from gpuprobe.model.findings import Level
 from gpuprobe.model.machine.diagnosis import Advice
 from gpuprobe.probes.health.base import KernelMessage
 
-_PROGRAM = "find the kernel with compute-sanitizer, or run once with CUDA_LAUNCH_BLOCKING=1"
-_RESET = "drain the GPU and reset it (nvidia-smi --gpu-reset -i N), or reboot"
-_REPLACE = "run the vendor's diagnostics (dcgmi diag -r 3) and ask for a replacement"
+# Advice that several numbers share.
+PROGRAM = "find the kernel with compute-sanitizer, or run once with CUDA_LAUNCH_BLOCKING=1"
+RESET = "drain the GPU and reset it (nvidia-smi --gpu-reset -i N), or reboot"
+REPLACE = "run the vendor's diagnostics (dcgmi diag -r 3) and ask for a replacement"
 
 XIDS: dict[int, Advice] = {
     13: Advice(
         "a kernel did something the compute engine does not allow, often an access out of bounds",
-        f"usually the program: {_PROGRAM}; if unrelated programs get it too, test the GPU",
+        f"usually the program: {PROGRAM}; if unrelated programs get it too, test the GPU",
         Level.WARNING,
     ),
     31: Advice(
         "a kernel touched an address that is not mapped (a page fault in GPU memory)",
-        f"usually the program: {_PROGRAM}",
+        f"usually the program: {PROGRAM}",
         Level.WARNING,
     ),
     32: Advice(
@@ -47,33 +48,33 @@ XIDS: dict[int, Advice] = {
     ),
     48: Advice(
         "an ECC error of two bits, which cannot be corrected: data was lost",
-        f"{_RESET}; if it comes back, {_REPLACE}",
+        f"{RESET}; if it comes back, {REPLACE}",
         Level.ERROR,
     ),
     61: Advice(
         "the GPU's own microcontroller stopped at a breakpoint or warned",
-        f"{_RESET}; update the driver if it comes back",
+        f"{RESET}; update the driver if it comes back",
         Level.ERROR,
     ),
     62: Advice(
         "the GPU's own microcontroller halted",
-        f"{_RESET}; if it comes back, {_REPLACE}",
+        f"{RESET}; if it comes back, {REPLACE}",
         Level.ERROR,
     ),
     63: Advice(
         "a bad memory page was retired, or a bad row marked to be replaced by a spare one",
-        f"when convenient, {_RESET}: the replacement takes effect then",
+        f"when convenient, {RESET}: the replacement takes effect then",
         Level.WARNING,
     ),
     64: Advice(
         "retiring a memory page or replacing a memory row failed: the spare rows may be used up",
-        f"{_RESET}; if it comes back, {_REPLACE}",
+        f"{RESET}; if it comes back, {REPLACE}",
         Level.ERROR,
     ),
     68: Advice("the video decoder failed", "restart the program that decodes video", Level.WARNING),
     69: Advice(
         "a kernel gave the compute engine an invalid class of command",
-        f"usually the program or the driver: {_PROGRAM}",
+        f"usually the program or the driver: {PROGRAM}",
         Level.WARNING,
     ),
     74: Advice(
@@ -89,17 +90,17 @@ XIDS: dict[int, Advice] = {
     ),
     92: Advice(
         "single-bit ECC errors are corrected at a high rate",
-        f"nothing is lost yet: watch the ECC counts, and when convenient, {_REPLACE}",
+        f"nothing is lost yet: watch the ECC counts, and when convenient, {REPLACE}",
         Level.WARNING,
     ),
     94: Advice(
         "an uncorrectable memory error was contained: only the program that read it was ended",
-        f"restart the program; when convenient, {_RESET}, so that the row is replaced",
+        f"restart the program; when convenient, {RESET}, so that the row is replaced",
         Level.WARNING,
     ),
     95: Advice(
         "an uncorrectable memory error was not contained: data of any program may be wrong",
-        f"stop all programs on this GPU and {_RESET}; if it comes back, {_REPLACE}",
+        f"stop all programs on this GPU and {RESET}; if it comes back, {REPLACE}",
         Level.ERROR,
     ),
     109: Advice(
@@ -109,12 +110,12 @@ XIDS: dict[int, Advice] = {
     ),
     119: Advice(
         "the GPU's system processor (GSP) did not answer the driver in time",
-        f"{_RESET}; update the driver; if it comes back, {_REPLACE}",
+        f"{RESET}; update the driver; if it comes back, {REPLACE}",
         Level.ERROR,
     ),
     120: Advice(
         "the firmware of the GPU's system processor (GSP) failed",
-        f"{_RESET}; update the driver; if it comes back, {_REPLACE}",
+        f"{RESET}; update the driver; if it comes back, {REPLACE}",
         Level.ERROR,
     ),
     121: Advice(
@@ -124,7 +125,7 @@ XIDS: dict[int, Advice] = {
     ),
     140: Advice(
         "an ECC error in the GPU that was not recovered",
-        f"{_RESET}; if it comes back, {_REPLACE}",
+        f"{RESET}; if it comes back, {REPLACE}",
         Level.ERROR,
     ),
     154: Advice(
