@@ -1,5 +1,6 @@
 """Whether a run fits on a GPU: the verdict of an estimate, and two faster answers that are based on
-an estimate made before. Nothing else decides it.
+an estimate made before. `explain` needs none of them: it compares what the program allocated with
+the GPU's memory.
 """
 
 from __future__ import annotations
