@@ -619,6 +619,21 @@ class _Explaining:
         return replace(replayed, note=f"{why}: {result.reason}")
 
 
+def _best_tried_first(causes: Sequence[MemoryCause]) -> Iterator[MemoryCause]:
+    """The causes, the tried ones among them by what they save: several may be about one graph,
+    which the best of their remedies frees. The others keep their places.
+    """
+    tried = iter(
+        sorted(
+            (one for one in causes if one.effect.certainty is Certainty.TRIED),
+            key=_saved,
+            reverse=True,
+        )
+    )
+    for one in causes:
+        yield next(tried) if one.effect.certainty is Certainty.TRIED else one
+
+
 def _ranked(
     causes: Sequence[MemoryCause], cached: Sequence[MemoryCause]
 ) -> tuple[MemoryCause, ...]:

@@ -31,6 +31,7 @@ from gpuprobe.remedies.text import FUNCTIONS, LOOPS, ProgramText, Refused
 _MOST = 3
 
 _KEYWORDS: Final[Mapping[EditKind, tuple[str, str, str | None]]] = {
+    EditKind.RETAIN_GRAPH: ("backward", "retain_graph", None),
     EditKind.SET_TO_NONE: ("zero_grad", "set_to_none", "True"),
     EditKind.CHUNK_SIZE: ("vmap", "chunk_size", "32"),
     EditKind.ALL_USED: ("DistributedDataParallel", "find_unused_parameters", None),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from gpuprobe.clocks import monotonic, process_time
+from gpuprobe.kept_files import KeptFiles
 from gpuprobe.model.run.session import EpochEnd
 from gpuprobe.patching import when_imported
 from gpuprobe.sampler.failures import program_error
@@ -152,10 +153,12 @@ class FirstEpochOnly:
         self.argv = program.argv
 
     def run(self) -> None:
-        """Run the program. Raises what it raises, but for errors after the end of its epoch that
-        are not about memory: they may be due to that.
+        """Run the program, which keeps its older files (`gpuprobe.kept_files`). Raises what it
+        raises, but for errors after the end of its epoch that are not about memory: they may be
+        due to that.
         """
         with ExitStack() as stack:
+            stack.enter_context(KeptFiles().keep())
             watch = self._epoch.watch
             stack.callback(when_imported("torch", lambda: stack.enter_context(watch())))
             try:

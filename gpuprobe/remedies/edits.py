@@ -326,12 +326,15 @@ def _released_before_the_next(
         for one in ast.walk(loop)
         if isinstance(one, ast.stmt) and one is not loop and binds(one, name)
     ]
-    if len(assigning) != 1 or not _is_assignment(assigning[0]):
+    dead = [
+        one
+        for one in assigning
+        if _is_assignment(one) and one is not node and not live.before.get(one, True)
+    ]
+    if not dead:
         return Refused(Refusal.USED_LATER, name)
-    (first,) = assigning
-    if live.before.get(first, True):
-        return Refused(Refusal.USED_LATER, name)
-    return inserted_before(text, first, f"{name} = None")
+    later = [one for one in dead if one.lineno > node.lineno]  # or in the next iteration
+    return inserted_before(text, min(later or dead, key=lambda one: one.lineno), f"{name} = None")
 
 
 def _is_assignment(node: Statement) -> bool:

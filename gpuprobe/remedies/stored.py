@@ -53,7 +53,8 @@ def stored_as(text: ProgramText, line: int, name: str, method: str) -> list[Repl
         if any(isinstance(around, ast.JoinedStr) for around in text.ancestors(one.node)):
             return Refused(Refusal.IN_A_STRING)
         if "detach" in method:
-            backward = needed_by_backward(text, one.keys, _scope_of(text, one.node))
+            scope = _scope_of(text, one.node)
+            backward = needed_by_backward(text, one.keys, scope, text.parents[one.node])
             if backward:
                 return Refused(Refusal.NEEDED_BY_BACKWARD, backward)
         start, end = text.span(one.node)

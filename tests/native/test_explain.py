@@ -406,6 +406,45 @@ def test_a_graph_that_the_backward_pass_keeps(tmp_path: Path) -> None:
     assert first["rule"] == "retained-graph"
     assert f"at line {line_of(RETAINED, 'retain_graph')}" in first["sentence"]
     assert "first.grad_fn" in first["holder"]
+    effect = first["effect"]
+    assert effect["certainty"] == "tried"
+    assert effect["after"] < effect["before"]
+    assert "+    first.backward()\n" in effect["patch"]
+
+
+IN_A_CLOSURE = (
+    START
+    + """\
+outputs = []
+
+def closure():
+    optimizer.zero_grad()
+    outputs.append(net(torch.randn(16384, 64, device="cuda")).detach())
+    loss = net(torch.randn(64, 64, device="cuda")).square().mean()
+    loss.backward()
+    return loss
+
+for step in range(8):
+    optimizer.step(closure)
+"""
+)
+
+
+def test_outputs_of_a_closure_are_not_the_state_of_the_optimizer(tmp_path: Path) -> None:
+    """In a later step, too, whose trace does not have the step that made them."""
+    _, found = explain(tmp_path, IN_A_CLOSURE)
+    first = found["causes"][0]
+    assert first["rule"] == "kept-tensors"
+    assert first["made_at"]["line"] == line_of(IN_A_CLOSURE, "outputs.append")
+    assert "outputs" in first["holder"]
+
+
+def test_an_explanation_keeps_the_files_of_the_user(tmp_path: Path) -> None:
+    (tmp_path / "last.pt").write_text("trained for a week")
+    saves = "with open('last.pt', 'wb') as file:\n    torch.save(net.state_dict(), file)\n"
+    done, _ = explain(tmp_path, RETAINED + saves)
+    assert done.returncode == 1, done.stderr
+    assert (tmp_path / "last.pt").read_text() == "trained for a week"
 
 
 KEPT_ERROR = (

@@ -212,6 +212,10 @@ def test_a_value_read_after_the_loop_is_released_before_the_next_one() -> None:
     assert edited(source, DeleteAfterUse(7, "loss")) == source.replace(
         "    loss = probs", "    loss = None\n    loss = probs"
     )
+    twice = source.replace("    loss.backward()", "    loss = loss * 2\n    loss.backward()")
+    assert edited(twice, DeleteAfterUse(8, "loss")) == twice.replace(
+        "    loss = probs", "    loss = None\n    loss = probs"
+    )
     carried = source.replace("loss = probs.mean()", "loss = probs.mean() + loss")
     assert refusal(carried, DeleteAfterUse(7, "loss")) is Refusal.USED_LATER
 

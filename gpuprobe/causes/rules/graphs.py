@@ -98,6 +98,7 @@ def retained(group: HeldGroup, text: ProgramText) -> Answer | None:
         "call it without retain_graph=True, at least the last time: the graph is freed as it is "
         "used; or delete all that refers to this loss after it",
         code=f"{name}.backward()",
+        edit=EditKind.RETAIN_GRAPH,
     )
 
 
