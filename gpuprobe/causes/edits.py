@@ -26,7 +26,7 @@ from gpuprobe.remedies.edits import (
     WithoutAllocatorOption,
     apply,
 )
-from gpuprobe.remedies.text import FUNCTIONS, LOOPS, ProgramText, Refused
+from gpuprobe.remedies.text import FUNCTIONS, LOOPS, ProgramText, Refusal, Refused
 
 _MOST = 3
 
@@ -145,6 +145,20 @@ def _optimizers(place: _Place) -> Iterator[Edit]:
             yield SetKeyword(number, found[1], "foreach", "False")
 
 
+def _where_stored(edit: Callable[[int, bool], Edit]) -> Callable[[_Place], Iterator[Edit]]:
+    """An edit of the lines that store the memory: of all values that one of them stores, if it
+    stores several.
+    """
+
+    def edits(place: _Place) -> Iterator[Edit]:
+        for line in place.stored:
+            alone = apply(place.text, [edit(line, False)])
+            several = isinstance(alone, Refused) and alone.reason is Refusal.AMBIGUOUS
+            yield edit(line, several)
+
+    return edits
+
+
 def _where_made(edit: Callable[[int], Edit]) -> Callable[[_Place], Iterator[Edit]]:
     """An edit of the line that made the memory."""
 
@@ -156,8 +170,8 @@ def _where_made(edit: Callable[[int], Edit]) -> Callable[[_Place], Iterator[Edit
 
 
 _EDITS: Final[Mapping[EditKind, Callable[[_Place], Iterator[Edit]]]] = {
-    EditKind.DETACH: lambda place: map(Detach, place.stored),
-    EditKind.TO_CPU: lambda place: (ToCpu(line, detach=True) for line in place.stored),
+    EditKind.DETACH: _where_stored(lambda line, every: Detach(line, every=every)),
+    EditKind.TO_CPU: _where_stored(lambda line, every: ToCpu(line, detach=True, every=every)),
     EditKind.DELETE: _deletions,
     EditKind.CLONE: _clones,
     EditKind.FOREACH: _optimizers,

@@ -41,10 +41,11 @@ from gpuprobe.remedies.text import (
 @dataclass(frozen=True)
 class Detach:
     """``.detach()`` for what the line stores: in a container, an attribute, an item, a sum, a
-    returned value. ``name``: the expression, if the line stores several."""
+    returned value. ``name``: the expression, if the line stores several; ``every``: all of them."""
 
     line: int
     name: str = ""
+    every: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class ToCpu:
     line: int
     name: str = ""
     detach: bool = False
+    every: bool = False
 
 
 @dataclass(frozen=True)
@@ -183,10 +185,11 @@ def _changes(text: ProgramText, edit: Edit) -> list[Replacement] | Refused:
     if not text.statements(edit.first if isinstance(edit, NoGrad) else edit.line):
         return Refused(Refusal.NO_STATEMENT)
     match edit:
-        case Detach(line, name):
-            return stored_as(text, line, name, ".detach()")
-        case ToCpu(line, name, detach):
-            return stored_as(text, line, name, ".detach().cpu()" if detach else ".cpu()")
+        case Detach(line, name, every):
+            return stored_as(text, line, name, ".detach()", every=every)
+        case ToCpu(line, name, detach, every):
+            method = ".detach().cpu()" if detach else ".cpu()"
+            return stored_as(text, line, name, method, every=every)
         case CloneStored() | ExpandInsteadOfRepeat() | WithoutAllocatorOption():
             return _smaller(text, edit)
         case DeleteAfterUse(line, name):

@@ -29,8 +29,12 @@ class _Stored(NamedTuple):
     keys: frozenset[str]
 
 
-def stored_as(text: ProgramText, line: int, name: str, method: str) -> list[Replacement] | Refused:
-    """Call ``method`` on what the line stores; on the expressions with ``name``, if it is given."""
+def stored_as(
+    text: ProgramText, line: int, name: str, method: str, *, every: bool = False
+) -> list[Replacement] | Refused:
+    """Call ``method`` on what the line stores; on the expressions with ``name``, if it is given, or
+    on ``every`` value of several. Counters are left out.
+    """
     if name:
         try:
             name = ast.unparse(ast.parse(name, mode="eval"))
@@ -43,10 +47,10 @@ def stored_as(text: ProgramText, line: int, name: str, method: str) -> list[Repl
     if not leaves:
         return Refused(Refusal.NOTHING_STORED, name)
     done = without_graph if "detach" in method else _is_on_the_cpu
-    left = [one for one in leaves if not done(one.node)]
+    left = [one for one in leaves if not done(one.node) and not _is_counter(text, one.node)]
     if not left:
         return Refused(Refusal.NO_TENSOR, ast.unparse(leaves[0].node))
-    if len(left) > 1 and not name:
+    if len(left) > 1 and not name and not every:
         return Refused(Refusal.AMBIGUOUS, ", ".join(ast.unparse(one.node) for one in left))
     changes = []
     for one in left:
@@ -62,6 +66,29 @@ def stored_as(text: ProgramText, line: int, name: str, method: str) -> list[Repl
         changes += [Replacement(start, start, opening)] if opening else []
         changes.append(Replacement(end, end, f"{closing}{method}"))
     return changes
+
+
+def _is_counter(text: ProgramText, node: ast.expr) -> bool:
+    """Whether an expression is a variable that counts, anywhere in the file: by ``+= 1``, or as the
+    target of a loop over a `range` or an `enumerate`.
+    """
+    return isinstance(node, ast.Name) and node.id in {
+        target.id for one in ast.walk(text.tree) for target in _counted_by(one)
+    }
+
+
+def _counted_by(node: ast.AST) -> Iterator[ast.Name]:
+    target: ast.AST | None = None
+    if isinstance(node, ast.AugAssign):
+        value = node.value
+        target = node.target if isinstance(value, ast.Constant) and value.value == 1 else None
+    elif isinstance(node, (ast.For, ast.comprehension)) and isinstance(node.iter, ast.Call):
+        name = ast.unparse(node.iter.func)
+        target = node.target if name == "range" else None
+        if name == "enumerate" and isinstance(node.target, ast.Tuple):
+            target = node.target.elts[0]
+    if isinstance(target, ast.Name):
+        yield target
 
 
 def _scope_of(text: ProgramText, node: ast.AST) -> Scope:

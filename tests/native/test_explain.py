@@ -412,6 +412,36 @@ def test_a_graph_that_the_backward_pass_keeps(tmp_path: Path) -> None:
     assert "+    first.backward()\n" in effect["patch"]
 
 
+SEVERAL_NAMES = (
+    START
+    + """\
+def evaluate():
+    losses = []
+    for _ in range(4):
+        losses.append(net(torch.randn(16384, 64, device="cuda")).square().mean())
+    return {"loss": torch.stack(losses).mean()}
+
+for step in range(4):
+    losses = evaluate()
+    best = losses["loss"]
+    loss = net(torch.randn(64, 64, device="cuda")).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+)
+
+
+def test_of_several_causes_of_one_graph_the_best_remedy_is_first(tmp_path: Path) -> None:
+    """Without the graph of ``best``, ``losses`` keeps it."""
+    _, found = explain(tmp_path, SEVERAL_NAMES)
+    first, second = (one["effect"] for one in found["causes"])
+    assert (first["certainty"], second["certainty"]) == ("tried", "replayed")
+    assert ".mean().detach())" in first["patch"]
+    assert first["after"] < second["after"]
+    assert (second["bound"], second["note"]) == ("or_more", "an edit was tried, and did not help")
+
+
 IN_A_CLOSURE = (
     START
     + """\

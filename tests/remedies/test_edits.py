@@ -80,6 +80,25 @@ STORED = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("outs.append((x, y))", "outs.append((x.detach(), y.detach()))"),
+        (
+            "for i, x in enumerate(xs):\n    n += 1\n    h.append({'n': n, 'i': i, 'x': x})",
+            "for i, x in enumerate(xs):\n    n += 1\n    h.append({'n': n, 'i': i, 'x': x.detach()})",
+        ),
+        (
+            "for k in range(9):\n    outs.append((k, f(x), x.item()))",
+            "for k in range(9):\n    outs.append((k, f(x).detach(), x.item()))",
+        ),
+    ],
+)
+def test_all_values_that_a_line_stores_are_detached(before: str, after: str) -> None:
+    line = before.count("\n") + 1
+    assert edited(before, Detach(line, every=True)) == after
+
+
 @pytest.mark.parametrize(("before", "after"), STORED)
 def test_what_a_line_stores_is_detached(before: str, after: str) -> None:
     name = "out" if "out" in before else "model(x)" if "model" in before else "loss"
