@@ -139,7 +139,7 @@ def _leaves_of(text: ProgramText, statement: Statement) -> Iterator[_Stored]:
 
 
 def _expressions(statement: Statement) -> Iterator[ast.AST]:
-    """The nodes of a statement without inner statements and functions."""
+    """The nodes of a statement without inner statements; those of a lambda, which may be a hook."""
     pending: list[ast.AST] = [statement]
     while pending:
         node = pending.pop()
@@ -147,7 +147,7 @@ def _expressions(statement: Statement) -> Iterator[ast.AST]:
         pending += [
             child
             for child in ast.iter_child_nodes(node)
-            if not isinstance(child, (ast.stmt, ast.ExceptHandler, ast.match_case, ast.Lambda))
+            if not isinstance(child, (ast.stmt, ast.ExceptHandler, ast.match_case))
         ]
 
 

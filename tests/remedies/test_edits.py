@@ -75,6 +75,10 @@ STORED = [
     ("kept = [f(x) + loss for x in xs]", "kept = [(f(x) + loss).detach() for x in xs]"),
     ("print(best := loss + 1)", "print(best := (loss + 1).detach())"),
     ("é = 'ü'; losses.append(loss)  # ö", "é = 'ü'; losses.append(loss.detach())  # ö"),
+    (
+        "m.register_forward_hook(lambda m, i, out: kept.append(out))",
+        "m.register_forward_hook(lambda m, i, out: kept.append(out.detach()))",
+    ),
     ("h.append(f'{step}'); d[k] = loss", "h.append(f'{step}'); d[k] = loss.detach()"),
     ("if step: losses.append(loss)", "if step: losses.append(loss.detach())"),
 ]
@@ -85,8 +89,9 @@ STORED = [
     [
         ("outs.append((x, y))", "outs.append((x.detach(), y.detach()))"),
         (
-            "for i, x in enumerate(xs):\n    n += 1\n    h.append({'n': n, 'i': i, 'x': x})",
-            "for i, x in enumerate(xs):\n    n += 1\n    h.append({'n': n, 'i': i, 'x': x.detach()})",
+            "for i, x in enumerate(xs):\n    n += 1\n    h.append((n, i, x, {'x': x}))",
+            "for i, x in enumerate(xs):\n    n += 1\n    "
+            "h.append((n, i, x.detach(), {'x': x.detach()}))",
         ),
         (
             "for k in range(9):\n    outs.append((k, f(x), x.item()))",
