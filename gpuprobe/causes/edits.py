@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import Final, NamedTuple
 
 from gpuprobe.causes.answer import EditKind
@@ -159,6 +160,9 @@ def _where_stored(edit: Callable[[int, bool], Edit]) -> Callable[[_Place], Itera
     return edits
 
 
+_moves: Final = _where_stored(lambda line, every: ToCpu(line, detach=True, every=every))
+
+
 def _where_made(edit: Callable[[int], Edit]) -> Callable[[_Place], Iterator[Edit]]:
     """An edit of the line that made the memory."""
 
@@ -171,7 +175,7 @@ def _where_made(edit: Callable[[int], Edit]) -> Callable[[_Place], Iterator[Edit
 
 _EDITS: Final[Mapping[EditKind, Callable[[_Place], Iterator[Edit]]]] = {
     EditKind.DETACH: _where_stored(lambda line, every: Detach(line, every=every)),
-    EditKind.TO_CPU: _where_stored(lambda line, every: ToCpu(line, detach=True, every=every)),
+    EditKind.TO_CPU: lambda place: chain(_moves(place), _deletions(place)),
     EditKind.DELETE: _deletions,
     EditKind.CLONE: _clones,
     EditKind.FOREACH: _optimizers,

@@ -442,6 +442,27 @@ def test_of_several_causes_of_one_graph_the_best_remedy_is_first(tmp_path: Path)
     assert (second["bound"], second["note"]) == ("or_more", "an edit was tried, and did not help")
 
 
+SPARE = (
+    START.replace("\n\n", "\n\nspare = nn.Linear(4096, 4096).cuda()\n", 1)
+    + """\
+for step in range(3):
+    loss = net(torch.randn(64, 64, device="cuda")).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+)
+
+
+def test_a_module_that_is_never_used_is_deleted(tmp_path: Path) -> None:
+    """No line stores its parameters by their names."""
+    _, found = explain(tmp_path, SPARE)
+    first = found["causes"][0]
+    assert first["holder"].startswith("spare.")
+    assert "+del spare\n" in first["effect"]["patch"]
+    assert first["effect"]["after"] < 80 << 20  # while it exists
+
+
 IN_A_CLOSURE = (
     START
     + """\
