@@ -81,11 +81,12 @@ def without_option(text: ProgramText, option: str) -> Iterator[Edit]:
 
 
 class _Place(NamedTuple):
-    """A group in one file: the lines that made it, used it last, and call or store what keeps it, 0
-    if these are elsewhere.
+    """A group in the file ``path``: the lines that made it, used it last, and call or store what
+    keeps it, 0 if these are elsewhere.
     """
 
     group: HeldGroup
+    path: str
     text: ProgramText
     made: int
     used: int
@@ -106,7 +107,7 @@ def _edits(cause: Diagnosed, path: str, text: ProgramText) -> Iterator[Edit]:
         for line in _lines_with(text, call):
             yield SetKeyword(line, call, keyword, value)
     elif kind in _EDITS:
-        yield from _EDITS[kind](_Place(group, text, made, used, kept))
+        yield from _EDITS[kind](_Place(group, path, text, made, used, kept))
 
 
 def _deletions(place: _Place) -> Iterator[Edit]:
@@ -173,14 +174,24 @@ def _where_made(edit: Callable[[int], Edit]) -> Callable[[_Place], Iterator[Edit
     return edits
 
 
+_detachments: Final = _where_stored(lambda line, every: Detach(line, every=every))
+
+
+def _without_graph(place: _Place) -> Iterator[Edit]:
+    """Without gradients, at the line that made it, or that called the function which did."""
+    for frame in place.group.main.frames:
+        if frame.filename == place.path:
+            yield NoGrad(frame.line, frame.line)
+
+
 _EDITS: Final[Mapping[EditKind, Callable[[_Place], Iterator[Edit]]]] = {
-    EditKind.DETACH: _where_stored(lambda line, every: Detach(line, every=every)),
+    EditKind.DETACH: lambda place: chain(_detachments(place), _without_graph(place)),
     EditKind.TO_CPU: lambda place: chain(_moves(place), _deletions(place)),
     EditKind.DELETE: _deletions,
     EditKind.CLONE: _clones,
     EditKind.FOREACH: _optimizers,
     EditKind.MAP_LOCATION: _where_made(MapLocationCpu),
-    EditKind.NO_GRAD: _where_made(lambda line: NoGrad(line, line)),
+    EditKind.NO_GRAD: _without_graph,
     EditKind.NO_GRAD_AT_CALL: _without_gradients,
     EditKind.EXPAND: _where_made(ExpandInsteadOfRepeat),
     EditKind.COLLECT: _where_made(lambda line: InsertCall(line, "gc.collect()", Where.END_OF_LOOP)),

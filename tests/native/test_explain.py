@@ -463,6 +463,70 @@ def test_a_module_that_is_never_used_is_deleted(tmp_path: Path) -> None:
     assert first["effect"]["after"] < 80 << 20  # while it exists
 
 
+TWO_PARTS = (
+    START
+    + """\
+class Part:
+    pass
+
+trainer = Part()
+trainer.data, trainer.results = Part(), Part()
+trainer.results.outputs = []
+for step in range(6):
+    trainer.data.batch = torch.randn(70000, 64, device="cuda")
+    out = net(trainer.data.batch[:1024])
+    trainer.results.outputs.append(out.detach().repeat(64, 1))
+    out.square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    del out
+    torch.ones(1 << 24, device="cuda").sum()
+"""
+)
+
+
+def test_of_an_object_that_has_much_the_part_with_the_most_is_named(tmp_path: Path) -> None:
+    _, found = explain(tmp_path, TWO_PARTS)
+    first = found["causes"][0]
+    assert first["holder"].startswith("trainer.results.outputs")
+    assert first["kept_at"]["line"] == line_of(TWO_PARTS, "outputs.append")
+
+
+OUTPUTS_OF_A_CLASS = (
+    START
+    + """\
+class Output:
+    def __init__(self, logits):
+        self.logits = logits
+
+def model(x):
+    return Output(net(x))
+
+for epoch in range(2):
+    for step in range(3):
+        loss = model(torch.randn(64, 64, device="cuda")).logits.square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for step in range(3):
+        outputs = model(torch.randn(16384, 64, device="cuda"))
+        print(outputs.logits.shape)
+"""
+)
+
+
+def test_an_object_with_a_graph_is_made_without_gradients(tmp_path: Path) -> None:
+    """It has no ``detach``."""
+    _, found = explain(tmp_path, OUTPUTS_OF_A_CLASS)
+    first = found["causes"][0]
+    assert first["effect"]["certainty"] == "tried", first
+    added = [row for row in first["effect"]["patch"].splitlines() if row.startswith("+ ")]
+    assert added == [
+        "+        with torch.no_grad():",
+        '+            outputs = model(torch.randn(16384, 64, device="cuda"))',
+    ]
+
+
 IN_A_CLOSURE = (
     START
     + """\

@@ -57,6 +57,7 @@ def diagnose(group: HeldGroup) -> Answer | Expected | None:
             "forward pass comes",
             "run it under torch.no_grad()",
             code="with torch.no_grad():",
+            edit=EditKind.NO_GRAD,
         )
     many = holder.container
     if many is not None:
