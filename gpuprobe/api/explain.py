@@ -87,6 +87,7 @@ from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import LineNumber, Unavailable
 from gpuprobe.remedies.edits import CloneStored, Detach, ToCpu
+from gpuprobe.remedies.output import OutputComparison
 from gpuprobe.remedies.setting import AllocatorSetting
 from gpuprobe.remedies.text import ProgramText, Refused, parsed
 
@@ -610,10 +611,12 @@ class _Explaining:
 
     def _best(self, edits: Sequence[EditCandidate], replayed: Effect) -> _Outcome:
         """The effect of the best edit: of one that saves about as much as the replay, no other is
-        tried.
+        tried, and edits of another kind only where none of the first one helps.
         """
         best = _Outcome(replayed)
         for candidate in edits:
+            if best.helped and not isinstance(candidate.edit, type(edits[0].edit)):
+                break
             tried = self._tried(candidate, replayed)
             if not best.helped or (tried.helped and _after(tried.effect) < _after(best.effect)):
                 best = tried
@@ -636,6 +639,9 @@ class _Explaining:
                 note=result.output.value,
             )
             return _Outcome(effect, candidate)
+        if isinstance(result, TriedRemedy) and result.output is OutputComparison.DIFFERENT:
+            note = "an edit was tried, and the changed program prints something else"
+            return _Outcome(replace(replayed, note=note))
         if isinstance(result, TriedRemedy):
             note = "an edit was tried, and did not help"
             effect = replace(replayed, bound=Bound.OR_MORE, note=note)

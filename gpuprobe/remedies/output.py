@@ -40,6 +40,12 @@ def compared(
     repeated = _NUMBER.split(again) if again is not None else []
     if len(repeated) != len(before):
         repeated = before
+    labels = _labels(original)
+    varying = {
+        label
+        for label, one, other in zip(labels, before[1::2], repeated[1::2], strict=True)
+        if one != other
+    }
     figures = tuple(dict.fromkeys(memory))
     found = OutputComparison.SAME
     for at in range(1, len(before), 2):
@@ -47,10 +53,22 @@ def compared(
             continue
         if _is_memory(after[at], figures):
             found = found if found is OutputComparison.VARYING else OutputComparison.OTHER_MEMORY
-        elif repeated[at] != before[at] or _TIME.match(after[at + 1]):
+        elif labels[at // 2] in varying or _TIME.match(after[at + 1]):
             found = OutputComparison.VARYING
         else:
             return OutputComparison.DIFFERENT
+    return found
+
+
+def _labels(text: str) -> list[tuple[tuple[str, ...], int]]:
+    """What each number is: its place in lines of the same words. A duration that two runs print
+    alike in one line, rounded to 0.000, differs in another.
+    """
+    found = []
+    for line in text.split("\n"):
+        parts = _NUMBER.split(line)
+        words = tuple(" ".join(part.split()) for part in parts[::2])
+        found += [(words, number) for number in range(len(parts) // 2)]
     return found
 
 
