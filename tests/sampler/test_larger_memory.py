@@ -299,6 +299,11 @@ def attention_weights() -> None:
     _attended(lambda q, k, v: F.dropout(_scored(q, k), 0.1) @ v)
 
 
+def attention_weights_in_autocast() -> None:
+    with torch.autocast("cuda", torch.float16):
+        _attended(lambda q, k, v: F.dropout(_scored(q, k), 0.1) @ v)
+
+
 def fused_attention() -> None:
     _attended(F.scaled_dot_product_attention)
 
@@ -501,6 +506,7 @@ KINDS: dict[Callable[[], None], str] = {
     looked_up_and_multiplied: "",
     skipped: "",
     attention_weights: "attention-weights",
+    attention_weights_in_autocast: "attention-weights",
     fused_attention: "",
     attention_weights_in_a_loss: "",
     messages_of_edges: "saved-unread",
