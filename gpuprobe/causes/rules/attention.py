@@ -29,6 +29,7 @@ _LEAST: Final = 0.5
 """Weights are this many times as large as what they are a product of, at least. Of 128 positions
 and heads of 64 numbers, they are as large as queries and keys together; those of gates are smaller.
 """
+_TRANSFORMERS: Final = "/transformers/models/"
 _MULTIHEAD: Final = "torch/nn/functional.py", "multi_head_attention_forward"
 
 
@@ -81,6 +82,14 @@ def _remedy(live: LiveMemory, row: int) -> tuple[str, str]:
             "pass need_weights=False to nn.MultiheadAttention, if the weights that it returns are "
             "not used: it calls torch.nn.functional.scaled_dot_product_attention then",
             "need_weights=False",
+        )
+    names = (frame.filename.replace("\\", "/") for frame in live.frames(row))
+    if any(_TRANSFORMERS in name for name in names):
+        return (
+            "let Transformers compute attention by scaled_dot_product_attention, if the model "
+            "supports it and nothing reads the weights (output_attentions): attn_implementation in "
+            "from_pretrained or in the configuration",
+            'attn_implementation="sdpa"',
         )
     return (
         "use torch.nn.functional.scaled_dot_product_attention, which keeps no weights (with a "
