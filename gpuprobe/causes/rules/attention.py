@@ -134,8 +134,7 @@ def _multiplied(live: LiveMemory, row: int) -> set[int] | None:
                 continue
             if name in (_DROPOUT, _CONVERSION) and product not in weights:
                 weights.add(product)
-                # A mask of dropout has as many elements, and no products of its own but the
-                # backward pass's.
+                # A mask of dropout has as many elements; only the backward pass reads it.
                 if _elements(live, product) == _elements(live, row):
                     ready.append(product)
             elif name in _PRODUCTS:
