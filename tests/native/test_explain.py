@@ -71,6 +71,25 @@ train(4)
 """
 )
 
+RESULT = (
+    START
+    + """\
+class Output(dict):
+    pass
+
+def validate(head):
+    kept = []
+    for part in range(4):
+        x = torch.randn(2048, 64, device="cuda")
+        with torch.no_grad():
+            out = Output(logits=x @ head, inputs=x)
+        kept.append(out["logits"].cpu())
+    return len(kept)
+
+print(validate(torch.randn(64, 4096, device="cuda")))
+"""
+)
+
 EVALUATION = (
     START
     + """\
@@ -184,6 +203,7 @@ for step in range(4):
         (LOSSES, "kept-graphs", "reg = net(x)", "losses", "    losses.append(reg.detach())"),
         (EVALUATION, "evaluation", "result = net", "", "        with torch.no_grad():"),
         (VARIABLE, "live-variable", "big = torch.randn", "big (a Tensor in train", ""),
+        (RESULT, "live-variable", "logits=x @", "out", "        out = None"),
         (CYCLE, "cycle", "x.repeat", "State.me", ""),
         (
             REPEATED,

@@ -299,6 +299,18 @@ def attention_weights() -> None:
     _attended(lambda q, k, v: F.dropout(_scored(q, k), 0.1) @ v)
 
 
+def attention_weights_in_autocast() -> None:
+    with torch.autocast("cuda", torch.float16):
+        _attended(lambda q, k, v: F.dropout(_scored(q, k), 0.1) @ v)
+
+
+def attention_weights_of_transformers() -> None:
+    names = {"scored": _scored}
+    code = "def attend(q, k, v):\n    return scored(q, k) @ v\n"
+    exec(compile(code, "/site-packages/transformers/models/gpt/modeling.py", "exec"), names)
+    _attended(names["attend"])
+
+
 def fused_attention() -> None:
     _attended(F.scaled_dot_product_attention)
 
@@ -501,6 +513,8 @@ KINDS: dict[Callable[[], None], str] = {
     looked_up_and_multiplied: "",
     skipped: "",
     attention_weights: "attention-weights",
+    attention_weights_in_autocast: "attention-weights",
+    attention_weights_of_transformers: "attention-weights",
     fused_attention: "",
     attention_weights_in_a_loss: "",
     messages_of_edges: "saved-unread",
@@ -538,6 +552,10 @@ def test_each_kind_is_found_and_what_looks_alike_is_not(tmp_path: Path) -> None:
         if kind is joined:  # a running sum needs the parts no more than the whole
             assert first is not None
             assert first.bound is Bound.OR_LESS
+        if kind in (attention_weights, attention_weights_of_transformers):
+            assert first is not None
+            own = kind is attention_weights
+            assert ("attn_implementation" in first.answer.code) is not own
     assert found == {kind.__name__: rule for kind, rule in KINDS.items()}
 
 

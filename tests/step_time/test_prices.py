@@ -337,7 +337,7 @@ def stated() -> dict[tuple[str, str], tuple[float, float]]:
 def test_the_documentation_states_the_range_of_the_errors() -> None:
     medians, p90s = zip(*stated().values(), strict=True)
     found = re.search(
-        r"the median error is ([\d.]+) to ([\d.]+)%, and 90% are within (\d+) to (\d+)%",
+        r"median error ([\d.]+) to ([\d.]+)%, 90% within (\d+) to (\d+)%",
         " ".join(DOCS.read_text(encoding="utf-8").split()),
     )
     assert found is not None

@@ -15,12 +15,21 @@ from gpuprobe.model.trace import Made
 
 _SOFTMAX: Final = frozenset(("_softmax", "softmax", "_safe_softmax"))
 _PRODUCTS: Final = frozenset(("bmm", "baddbmm", "matmul"))
-_OF_GRADIENTS: Final = _PRODUCTS | {"_softmax_backward_data", "native_dropout_backward"}
+_CONVERSION: Final = "_to_copy"
+"""Under autocast, the softmax computes in float32, and both products in half precision."""
+_OF_GRADIENTS: Final = _PRODUCTS | {
+    "_softmax_backward_data",
+    "native_dropout_backward",
+    _CONVERSION,
+}
 _DROPOUT: Final = "native_dropout"
 _MEAN: Final = "mean"
 """`MultiheadAttention` makes the mean of the weights over the heads, to return it."""
-_FACTOR: Final = 2
-"""Weights are this many times as large as what they are a product of, at least."""
+_LEAST: Final = 0.5
+"""Weights are this many times as large as what they are a product of, at least. Of 128 positions
+and heads of 64 numbers, they are as large as queries and keys together; those of gates are smaller.
+"""
+_TRANSFORMERS: Final = "/transformers/models/"
 _MULTIHEAD: Final = "torch/nn/functional.py", "multi_head_attention_forward"
 
 
@@ -74,6 +83,14 @@ def _remedy(live: LiveMemory, row: int) -> tuple[str, str]:
             "not used: it calls torch.nn.functional.scaled_dot_product_attention then",
             "need_weights=False",
         )
+    names = (frame.filename.replace("\\", "/") for frame in live.frames(row))
+    if any(_TRANSFORMERS in name for name in names):
+        return (
+            "let Transformers compute attention by scaled_dot_product_attention, if the model "
+            "supports it and nothing reads the weights (output_attentions): attn_implementation in "
+            "from_pretrained or in the configuration",
+            'attn_implementation="sdpa"',
+        )
     return (
         "use torch.nn.functional.scaled_dot_product_attention, which keeps no weights (with a "
         "mask, a bias or dropout as its arguments)",
@@ -83,22 +100,29 @@ def _remedy(live: LiveMemory, row: int) -> tuple[str, str]:
 
 def _scores(live: LiveMemory, row: int) -> set[int] | None:
     """What weights were computed from element by element, up to the product; None without one."""
-    size = live.ledger.requested[row]
+    elements = _elements(live, row)
     scores: set[int] = set()
     for source in live.sources(row):
-        if live.ledger.requested[source] != size:
+        if _elements(live, source) != elements:
             return None
         scores.add(source)
-        if live.text("made_name", source) in _PRODUCTS:
-            return scores if _FACTOR * live.column("inputs")[source] <= size else None
-        if live.how(source) is not Made.POINTWISE:
+        name = live.text("made_name", source)
+        if name in _PRODUCTS:
+            size = live.ledger.requested[source]
+            return scores if _LEAST * live.column("inputs")[source] <= size else None
+        if live.how(source) is not Made.POINTWISE and name != _CONVERSION:
             return None
     return None
 
 
+def _elements(live: LiveMemory, row: int) -> int:
+    """The numbers in a row."""
+    return live.ledger.requested[row] // max(live.column("width")[row], 1)
+
+
 def _multiplied(live: LiveMemory, row: int) -> set[int] | None:
-    """Weights with what dropout makes of them, if a matrix product reads these and nothing else but
-    their own backward pass does; None otherwise.
+    """Weights with what dropout and conversions make of them, if a matrix product reads these and
+    nothing else but their own backward pass does; None otherwise.
     """
     multiplied = False
     weights = {row}
@@ -108,10 +132,11 @@ def _multiplied(live: LiveMemory, row: int) -> set[int] | None:
             name = live.text("made_name", product)
             if live.text("made_phase", product).startswith("backward"):
                 continue
-            if name == _DROPOUT and product not in weights:
+            if name in (_DROPOUT, _CONVERSION) and product not in weights:
                 weights.add(product)
-                if live.ledger.requested[product] == live.ledger.requested[row]:
-                    ready.append(product)  # and not its mask
+                # A mask of dropout has as many elements; only the backward pass reads it.
+                if _elements(live, product) == _elements(live, row):
+                    ready.append(product)
             elif name in _PRODUCTS:
                 multiplied = True
             elif name != _MEAN or live.products.get(product):

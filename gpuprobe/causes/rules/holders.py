@@ -15,6 +15,9 @@ LIVE_VARIABLE = "live-variable"
 _LEAST_OF_A_STEP: Final = 0.2
 """The share of the tensors from which a variable of the same step is a cause: a loop or function
 keeps its variables until it ends, and programs that need all their memory have some of a sixth."""
+_GROWING: Final = frozenset(
+    ("list", "dict", "set", "deque", "defaultdict", "OrderedDict", "Counter", "ModuleDict")
+)
 
 
 def diagnose(group: HeldGroup) -> Answer | None:
@@ -36,7 +39,8 @@ def diagnose(group: HeldGroup) -> Answer | None:
             "object, too",
             code="@functools.lru_cache(maxsize=1)",
         )
-    if holder.container is not None or len(holder.path) > 1:
+    result = _is_result(group, holder)
+    if not result and (holder.container is not None or len(holder.path) > 1):
         return Answer(
             "kept-tensors",
             f"{size} from {main.made_at} are {used} and kept by {kept_in(holder)}",
@@ -46,7 +50,7 @@ def diagnose(group: HeldGroup) -> Answer | None:
         )
     if not holder.path or (main.phase == "backward" and not main.earlier):
         return None  # the backward pass that runs has just used it
-    if not main.earlier and group.share < _LEAST_OF_A_STEP:
+    if not main.earlier and group.share < _LEAST_OF_A_STEP and not result:
         return None
     name = holder.path[0].label
     last = "" if main.last_use is None else f", last used at {main.last_use}"
@@ -58,6 +62,17 @@ def diagnose(group: HeldGroup) -> Answer | None:
         code=f"del {name}",
         edit=EditKind.DELETE,
     )
+
+
+def _is_result(group: HeldGroup, holder: Holder) -> bool:
+    """Whether a variable has an object of several parts that were made one by one, such as what a
+    model returns: it is replaced as a whole. What grows has parts that one line made.
+    """
+    if not holder.path or holder.root not in (HolderRoot.LOCAL, HolderRoot.GLOBAL):
+        return False
+    first = holder.path[0]
+    made = {block.frames for block in group.blocks}
+    return first.size is not None and first.kind not in _GROWING and len(made) == len(group.blocks)
 
 
 def _variable(holder: Holder, name: str) -> str:
