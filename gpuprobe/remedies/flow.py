@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeAlias
 
 from gpuprobe.remedies.reaching import ControlFlow, bound_by
 from gpuprobe.remedies.text import BLOCKS, FUNCTIONS, LOOPS, ProgramText, Scope, Statement
@@ -313,14 +314,16 @@ _FRAMEWORK = frozenset(("forward", "training_step", "compute_loss", "loss", "clo
 """Functions whose result a framework calls ``backward`` on."""
 
 
-def needed_by_backward(
-    text: ProgramText, keys: frozenset[str], scope: Scope, bound: ast.AST | None = None
-) -> str:
-    """The place of a backward pass that may go through a value stored as ``keys``; "" if there is
+Storing: TypeAlias = tuple[frozenset[str], ast.AST | None]
+"""Keys under which a value is stored, and the node that does, if it is known."""
+
+
+def needed_by_backward(text: ProgramText, stored: Iterable[Storing], scope: Scope) -> str:
+    """The place of a backward pass that may go through a value that is ``stored``; "" if there is
     none. Names count within ``scope``, attributes in the whole file; results of the file's
-    functions count where they are called. ``bound``: the statement that stores it.
+    functions count where they are called.
     """
-    return _Reached(text, keys, scope, bound).backward()
+    return _Reached(text, stored, scope).backward()
 
 
 class _Reached:
@@ -331,9 +334,7 @@ class _Reached:
     inner code can read it, or if its value is changed: other names may have that value too.
     """
 
-    def __init__(
-        self, text: ProgramText, keys: frozenset[str], scope: Scope, bound: ast.AST | None
-    ) -> None:
+    def __init__(self, text: ProgramText, stored: Iterable[Storing], scope: Scope) -> None:
         self._text = text
         self._nodes = [
             (node, self._scope(node), self._statement(node)) for node in ast.walk(text.tree)
@@ -346,7 +347,8 @@ class _Reached:
         self._everywhere: set[str] = set()
         self._names: dict[ast.AST, set[str]] = {}
         self._values: dict[ast.AST, dict[str, set[ast.AST]]] = {}  # where a name has the value
-        self._add(keys, scope, bound)
+        for keys, bound in stored:
+            self._add(keys, scope, bound)
         while self._spread():
             pass
 

@@ -58,7 +58,7 @@ def stored_as(
             return Refused(Refusal.IN_A_STRING)
         if "detach" in method:
             scope = _scope_of(text, one.node)
-            backward = needed_by_backward(text, one.keys, scope, text.parents[one.node])
+            backward = needed_by_backward(text, [(one.keys, text.parents[one.node])], scope)
             if backward:
                 return Refused(Refusal.NEEDED_BY_BACKWARD, backward)
         start, end = text.span(one.node)

@@ -161,3 +161,23 @@ def test_a_value_that_may_reach_the_backward_pass_keeps_its_graph(last: str, rea
     source = TRAINING.replace("    loss = model(x).mean()\n    loss.backward()", f"    {last}")
     line = source.splitlines().index("    loss = estimate()") + 1
     assert _result(source, Detach(line)) == reason
+
+
+def test_the_outputs_of_an_evaluation_and_of_training_have_one_name() -> None:
+    source = """\
+    import torch
+
+    def run(model, batches):
+        for epoch in range(2):
+            for batch in batches:
+                outputs = model(batch)
+                outputs.loss.backward()
+            for batch in batches:
+                outputs = model(batch)
+                print(outputs.loss)
+    """
+    assert _result(source, NoGrad(9, 9)) == "made"
+    assert _result(source, NoGrad(8, 8)) == "made"
+    assert _result(source, NoGrad(6, 6)) == Refusal.NEEDED_BY_BACKWARD.name
+    after = source.replace("outputs = model(batch)\n                outputs.loss", "outputs.loss")
+    assert _result(after, NoGrad(8, 8)) == Refusal.NEEDED_BY_BACKWARD.name
