@@ -21,7 +21,10 @@ class OutputComparison(str, Enum):
     DIFFERENT = "other output"
 
 
-_NUMBER: Final = re.compile(r"(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)")
+_NUMBER: Final = re.compile(r"(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|\bnan\b)")
+_UNCOMPUTED: Final = "nan"
+"""What is printed for a value that a simulated GPU did not compute: it computes all for some
+seconds, so that a run may stop at another step than the next."""
 _TIME: Final = re.compile(r"\s*(?:s|ms|us|µs|ns|sec|secs|seconds?|min|it/s|steps/s)\b")
 _UNITS: Final = (1, 1 << 10, 1 << 20, 1 << 30, 10**3, 10**6, 10**9)
 
@@ -44,7 +47,7 @@ def compared(
     varying = {
         label
         for label, one, other in zip(labels, before[1::2], repeated[1::2], strict=True)
-        if one != other
+        if one != other or one == _UNCOMPUTED
     }
     figures = tuple(dict.fromkeys(memory))
     found = OutputComparison.SAME
@@ -79,6 +82,8 @@ def _words(parts: list[str]) -> list[list[str]]:
 
 def _is_memory(number: str, figures: Iterable[int]) -> bool:
     """Whether a printed number is one of these figures, in a usual unit, rounded or truncated."""
+    if number == _UNCOMPUTED:
+        return False
     mantissa = re.split(r"[eE]", number)[0]
     digits = len(mantissa.partition(".")[2])
     step = 10.0**-digits

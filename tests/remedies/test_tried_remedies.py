@@ -332,6 +332,16 @@ print("end")
         ("peak 187 MiB", "peak 75 MiB", (80_000_000,), None, OutputComparison.DIFFERENT),
         ("loss 0.5", "loss 0.6", (1 << 30,), None, OutputComparison.DIFFERENT),
         ("loss 0.5", "loss 0.6", (), "loss 0.7", OutputComparison.VARYING),
+        # After some seconds, a simulated GPU computes no more values.
+        (
+            "loss 5\nloss nan\nloss nan",
+            "loss 5\nloss 4\nloss nan",
+            (),
+            None,
+            OutputComparison.VARYING,
+        ),
+        ("loss 5\nloss 4", "loss 5\nloss nan", (1 << 30,), None, OutputComparison.DIFFERENT),
+        ("loss 5\nlr 3\nloss nan", "loss 5\nlr 4\nloss 4", (), None, OutputComparison.DIFFERENT),
         # Two runs print the same duration in the first line, and another in the second.
         (
             "data 0.0 loss 5\ndata 0.1 loss 4",
