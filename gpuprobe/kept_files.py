@@ -13,6 +13,7 @@ from __future__ import annotations
 import builtins
 import io
 import os
+import pathlib
 import shutil
 import stat
 import sys
@@ -79,16 +80,20 @@ class KeptFiles:
             return os_open(path, flags, *arguments, **options)
 
         patches.set(builtins, "open", open_instead)
-        patches.set(io, "open", open_instead)
-        patches.set(os, "open", os_open_instead)
-        for name in ("rename", "replace"):
-            patches.set(os, name, self._renaming(getattr(os, name)))
-        for name in ("remove", "unlink"):
-            patches.set(os, name, self._removing(getattr(os, name)))
-        for name in ("utime", "chmod"):
-            patches.set(os, name, self._changing(getattr(os, name)))
-        patches.set(os, "mkdir", self._making(os.mkdir))
         patches.set(shutil, "rmtree", self._deleting(shutil.rmtree))
+        changes: dict[str, Callable[..., Any]] = {
+            "open": os_open_instead,
+            "mkdir": self._making(os.mkdir),
+            **{name: self._renaming(getattr(os, name)) for name in ("rename", "replace")},
+            **{name: self._removing(getattr(os, name)) for name in ("remove", "unlink")},
+            **{name: self._changing(getattr(os, name)) for name in ("utime", "chmod")},
+        }
+        patches.set_each(os, changes)
+        patches.set(io, "open", open_instead)
+        of_paths = getattr(pathlib, "_NormalAccessor", None)  # Python 3.10 has its own references
+        for name, change in {**changes, "open": open_instead}.items():
+            if name in vars(of_paths or object):
+                patches.set(of_paths, name, staticmethod(change))
         ends = [
             when_imported("torch", lambda: patches.add(wrap_torch_writer(self._unwritten))),
             when_imported("safetensors.torch", lambda: self._wrap_safetensors(patches)),
