@@ -53,13 +53,12 @@ from gpuprobe.causes.edits import (
     without_option,
 )
 from gpuprobe.causes.find import (
-    LEAST_EFFECT,
     Diagnosed,
     cached_causes,
     causes_at,
     searched_at,
 )
-from gpuprobe.causes.groups import LEAST
+from gpuprobe.causes.groups import LEAST, LEAST_EFFECT
 from gpuprobe.causes.lines import capture_line, loop_line, stored_as, storing_line
 from gpuprobe.causes.recorded import (
     cause_of,
@@ -95,7 +94,7 @@ BUDGET: Final = 120.0
 """Seconds for all runs of an explanation, by default."""
 
 _MOST_CAUSES: Final = 5
-LEAST_BYTES: Final = 1 << 20
+_LEAST_BYTES: Final = 1 << 20
 """The bytes that a change has to save, in addition to the share `LEAST_EFFECT` of the tensors: half
 a segment of small blocks (``kSmallBuffer`` in c10/core/AllocatorConfig.h is 2 MiB), below which
 the memory that is reserved is likely to stay the same."""
@@ -464,7 +463,7 @@ class _Explaining:
                 else:
                     effect = replace(effect, note="an edit was tried, and saves less")
                 group = helped if made is not None else refuted if tried.refuted else others
-            if _saved_bytes(effect) < LEAST_BYTES:
+            if _saved_bytes(effect) < _LEAST_BYTES:
                 continue
             kept_at = _stored_at(one, files_of(one, self._script))
             if made is not None or kept_at is None or one.kept_at is not None:
@@ -675,17 +674,17 @@ def _saved_bytes(effect: Effect) -> int:
     return effect.before - effect.after
 
 
-def _with_stored_name(found: Diagnosed, line: Place | None) -> Diagnosed:
+def _with_stored_name(one: Diagnosed, line: Place | None) -> Diagnosed:
     """The cause, with the name by which a line stores what keeps the memory, if the path that was
     found begins with another one: a method's ``self.outputs`` is its caller's ``trainer.outputs``.
     """
-    holder, name = found.group.holder, stored_name(found.group.holder)
+    holder, name = one.group.holder, stored_name(one.group.holder)
     text = None if line is None or not name else _text(line.file)
     stored = "" if text is None or line is None else stored_as(text, line.line, name)
     if holder is None or not stored or holder.name.startswith(stored):
-        return found
-    sentence = f"{found.answer.sentence}; it is stored as {stored} at {line}"
-    return found._replace(answer=replace(found.answer, sentence=sentence))
+        return one
+    sentence = f"{one.answer.sentence}; it is stored as {stored} at {line}"
+    return one._replace(answer=replace(one.answer, sentence=sentence))
 
 
 def _after(effect: Effect) -> int:

@@ -10,6 +10,7 @@ from gpuprobe.causes.answer import Answer, EditKind
 from gpuprobe.causes.cache import LEAST_CACHED, Cache, CachedMemory
 from gpuprobe.causes.groups import (
     LEAST,
+    LEAST_EFFECT,
     HeldBlock,
     HeldGroup,
     blocks_at,
@@ -27,10 +28,6 @@ from gpuprobe.model.memory import Category
 from gpuprobe.model.needs import Need
 from gpuprobe.model.place import Place
 from gpuprobe.model.run.holders import Holder, HolderRoot, Kept
-
-LEAST_EFFECT = 0.05
-"""The share of the tensors at the peak that a remedy has to save: other memory may be as high a
-moment later."""
 
 FREED_EARLY = "with what only this holder keeps freed after its last use"
 FREED_AFTER_USE = "with this memory freed after its last use, if nothing else holds it"
@@ -92,11 +89,9 @@ def causes_at(
         late = [one for one in found if peak - one.without >= least]
         kept = [one for one in late if one.answer.rule != LIVE_VARIABLE or one.group.main.earlier]
         most = max((peak - one.without for one in late), default=0)
+        rows_late, rows_kept = _rows(late), _rows(kept)
         for _, one in _larger(live, traced):
-            larger = peak - one.without > most
-            rows = {
-                block.row for cause in (kept if larger else late) for block in cause.group.blocks
-            }
+            rows = rows_kept if peak - one.without > most else rows_late
             if 2 * one.group.outside(rows) >= one.group.bytes:
                 found.append(one)
     known: set[int] = set()
@@ -120,6 +115,10 @@ def causes_at(
         if failed or peak - one.without >= least:
             known |= {block.row for block in one.group.blocks}
             yield one
+
+
+def _rows(causes: Iterable[Diagnosed]) -> set[int]:
+    return {block.row for one in causes for block in one.group.blocks}
 
 
 _OF_TRAINING: Final = (Category.GRADIENT, Category.OPTIMIZER_STATE, Category.PARAMETER)

@@ -19,9 +19,10 @@ LEAST = 0.125
 """The share of the tensors at the peak from which memory is worth a cause. In programs that need
 all their memory, a tenth can be variables of the iteration before."""
 
-LEAST_UNREACHABLE = 0.05
-"""The share from which memory is worth a cause to which no name leads, only objects in a cycle: no
-program needs that. A twentieth is what a remedy has to save (`causes.find.LEAST_EFFECT`)."""
+LEAST_EFFECT = 0.05
+"""The share of the tensors at the peak that a remedy has to save: other memory may be as high a
+moment later. Memory to which no name leads, only objects in a cycle, is worth a cause from that on:
+no program needs it."""
 
 
 _NAMED = (HolderRoot.LOCAL, HolderRoot.GLOBAL, HolderRoot.CLASS)
@@ -221,7 +222,7 @@ def groups_of(
     groups = list(_joined(groups))
     for group in sorted(groups, key=lambda group: -group.bytes):
         cycle = group.holder is not None and group.holder.root is HolderRoot.CYCLE
-        if group.share >= (LEAST_UNREACHABLE if cycle else LEAST):
+        if group.share >= (LEAST_EFFECT if cycle else LEAST):
             yield group
 
 

@@ -127,25 +127,31 @@ class LiveMemory:
     @cached_property
     def products(self) -> Mapping[int, list[int]]:
         """By row, those that were mostly computed from it."""
-        found: dict[int, list[int]] = {}
-        for row, reference in enumerate(self.column("source")):
-            source = self.lives.row_of(reference) if reference else None
-            if source is not None:
-                found.setdefault(source, []).append(row)
-        return found
+        return self._referring("source")
 
     @cached_property
     def _parts(self) -> Mapping[int, list[int]]:
-        found: dict[int, list[int]] = {}
-        for row, reference in enumerate(self.column("copied_to")):
-            to = self.lives.row_of(reference) if reference else None
-            if to is not None and to != row:
-                found.setdefault(to, []).append(row)
-        return found
+        return self._referring("copied_to")
 
-    def parts(self, row: int) -> Sequence[int]:
+    def _referring(self, column: str) -> Mapping[int, list[int]]:
+        """By row, those whose value of a column refers to it."""
+        referring: dict[int, list[int]] = {}
+        for row, reference in enumerate(self.column(column)):
+            to = self.lives.row_of(reference) if reference else None
+            if to is not None:
+                referring.setdefault(to, []).append(row)
+        return referring
+
+    def parts(self, row: int) -> Iterator[int]:
         """The rows of the trace whose values were copied to a row, last of all."""
-        return self._parts.get(row, ())
+        return (one for one in self._parts.get(row, ()) if one != row)
+
+    def results(self, row: int) -> set[int]:
+        """The rows that are mostly computed from a row, and what its last use makes: of two
+        operands of one size, only one is the source.
+        """
+        last = self.made_by.get(self.lives.last[row])
+        return {*self.products.get(row, ()), *([] if last is None else [last])} - {row}
 
     @cached_property
     def _categories(self) -> list[int]:
@@ -167,10 +173,14 @@ class LiveMemory:
         """The frames that made a row, innermost first."""
         return self.ledger.trace.stacks.frames_of(self.ledger.stack[row])
 
+    def files(self, row: int) -> list[str]:
+        """The files of the frames that made a row, innermost first, with slashes."""
+        return [one.filename.replace("\\", "/") for one in self.frames(row)]
+
     def functions(self, row: int, file: str) -> list[str]:
         """The functions of a file that made a row, innermost first."""
-        frames = self.frames(row)
-        return [one.name for one in frames if one.filename.replace("\\", "/").endswith(file)]
+        named = zip(self.frames(row), self.files(row), strict=True)
+        return [frame.name for frame, name in named if name.endswith(file)]
 
     def internals(self, rows: Collection[int]) -> set[int]:
         """Memory that the operators which made rows allocated in addition."""

@@ -246,7 +246,7 @@ class SharedHistory:
             _Place(device, entry["addr"], entry["action"] != "alloc")
             for device, entries in enumerate(traces or snapshot["device_traces"])
             for entry in entries
-            if entry["action"] in ("alloc", "segment_alloc")
+            if entry["action"] in ("alloc", "segment_alloc", "segment_map")
         }
         left: dict[_Place, _Frames] = {}
         for place, piece in _stacks(snapshot):

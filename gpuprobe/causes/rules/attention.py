@@ -83,8 +83,7 @@ def _remedy(live: LiveMemory, row: int) -> tuple[str, str]:
             "not used: it calls torch.nn.functional.scaled_dot_product_attention then",
             "need_weights=False",
         )
-    names = (frame.filename.replace("\\", "/") for frame in live.frames(row))
-    if any(_TRANSFORMERS in name for name in names):
+    if any(_TRANSFORMERS in name for name in live.files(row)):
         return (
             "let Transformers compute attention by scaled_dot_product_attention, if the model "
             "supports it and nothing reads the weights (output_attentions): attn_implementation in "

@@ -17,19 +17,11 @@ _FACTOR = 4
 _CHUNKS = 8
 
 
-def _made_of(live: LiveMemory, row: int) -> set[int]:
-    """The rows that are mostly computed from a row, and what its last use makes: of two operands of
-    one size, only one is the source.
-    """
-    last = live.made_by.get(live.lives.last[row])
-    return {*live.products.get(row, ()), *([] if last is None else [last])} - {row}
-
-
 def _reduced_in_place(live: LiveMemory, row: int) -> int:
     """The bytes that remain of a larger tensor of the same size to which a row is added in place,
     and of which only a small part, or none, is read later; 0 if it is not.
     """
-    if not live.text("last_name", row).endswith("_") or _made_of(live, row):
+    if not live.text("last_name", row).endswith("_") or live.results(row):
         return 0
     into = [
         one
@@ -61,7 +53,7 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
     ready = list(roots)
     while ready:
         row = ready.pop()
-        for product in _made_of(live, row):
+        for product in live.results(row):
             if live.how(product) is Made.POINTWISE and 2 * requested[product] >= requested[row]:
                 if product not in group:
                     group.add(product)

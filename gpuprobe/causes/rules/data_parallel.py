@@ -19,8 +19,8 @@ def _made_by_ddp(live: LiveMemory, row: int) -> bool:
     """Whether a row is from DistributedDataParallel's own code. All that a model's forward pass
     makes has it on its stack.
     """
-    files = (frame.filename.replace("\\", "/") for frame in live.frames(row))
-    return next((file for file in files if not file.endswith(_CALLS)), "").endswith(_DDP)
+    own = (file for file in live.files(row) if not file.endswith(_CALLS))
+    return next(own, "").endswith(_DDP)
 
 
 def diagnose(live: LiveMemory) -> Iterator[Excess]:

@@ -25,7 +25,7 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
     for row in sorted(live.rows, key=lambda row: -live.size[row]):
         if row in joined or live.text("made_name", row) not in _JOINS:
             continue
-        parts = [one for one in live.rows if live.copied_to(one) == row and one != row]
+        parts = [one for one in live.parts(row) if one in live.needs]
         both = min(live.size[row], live.bytes_of(parts))
         if not parts or 2 * both < live.size[row]:
             continue
@@ -100,9 +100,8 @@ def _reduced_by(live: LiveMemory, row: int) -> str:
     """The operator that makes a much smaller result of a joined tensor, if all that is computed
     from it is.
     """
-    made = live.made_by.get(live.lives.last[row])
     name = live.text("last_name", row)
-    results = {*live.products.get(row, ()), *([] if made is None else [made])} - {row}
+    results = live.results(row)
     small = bool(results) and all(_REDUCED * live.size[one] <= live.size[row] for one in results)
     return name if small and name in _REDUCTIONS else ""
 

@@ -264,8 +264,7 @@ class Hooks:
 
     def _wrap_calls(self, kind: type[Module]) -> Callable[[], None]:
         own = vars(kind).get("__call__")
-        by_id, parts, listener = self._models_by_id, self._parts_by_id, self._listener
-        running = self._running
+        listener, running = self._listener, self._running
 
         @functools.wraps(kind.__call__)
         def call(module: Module, *args: Any, **kwargs: Any) -> Any:
@@ -279,10 +278,9 @@ class Hooks:
             if count is not None:  # a program may recurse as deep as without this frame
                 count.forget(1)
             try:
-                known = id(module) in by_id or id(module) in parts
-                whole = known and self._reports(module)
+                whole = self._reports(module)
                 if not whole:
-                    part = self._part(module) if known else None
+                    part = self._part(module)
                     # What is around a call of a part reports it, or is a backward pass, which
                     # recomputes.
                     if part is None or running.calls or in_engine():

@@ -7,7 +7,7 @@ become columns of its blocks. That takes one pass over the notes, and one back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from gpuprobe.model.trace import GRAPH_REPLAY, EventColumns, Made, MemoryTrace
@@ -67,22 +67,18 @@ class _Inputs:
     once.
     """
 
-    def __init__(self, notes: Sequence[Note], size: Callable[[int], int]) -> None:
+    def __init__(self, notes: Iterable[Note], size: Callable[[int], int]) -> None:
         """``size``: the bytes of a block."""
-        self._bytes: dict[int, int] = {}
-        read = self._bytes
-        if len(notes) == 1:
-            read[notes[0].block] = notes[0].bytes
-        else:
-            parts: dict[tuple[int, int], int] = {}
-            for note in notes:
-                part = note.block, note.offset
-                more = note.bytes - parts.get(part, 0)
-                if more > 0:
-                    parts[part] = note.bytes
-                read[note.block] = read.get(note.block, 0) + max(more, 0)
-            if len(parts) > len(read):
-                self._bytes = {block: min(of, size(block)) for block, of in read.items()}
+        parts: dict[tuple[int, int], int] = {}
+        for note in notes:
+            part = note.block, note.offset
+            parts[part] = max(note.bytes, parts.get(part, 0))
+        read: dict[int, int] = {}
+        for (block, _), count in parts.items():
+            read[block] = read.get(block, 0) + count
+        if len(parts) > len(read):
+            read = {block: min(count, size(block)) for block, count in read.items()}
+        self._bytes = read
         self._total = sum(self._bytes.values())
         self._sources: list[int] = []
 
