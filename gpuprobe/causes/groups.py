@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuprobe.analysis.peak.needs import Biographies
@@ -80,7 +80,8 @@ class HeldBlock:
 
 @dataclass(frozen=True, slots=True)
 class HeldGroup:
-    """Blocks that one thing of the program holds; ``holder`` is that of the largest."""
+    """Blocks that one thing of the program holds; ``holder`` is that of the largest of those that
+    the same part of it holds, the part with the most bytes."""
 
     blocks: tuple[HeldBlock, ...]
     holder: Holder | None
@@ -215,7 +216,7 @@ def groups_of(
             key = (early, holder.root, holder.function, name)
         found.setdefault(key, []).append(block)
     groups = [
-        HeldGroup(tuple(members), holders.get(max(members, key=lambda b: b.bytes).row), tensors)
+        HeldGroup(tuple(members), _main_holder(members, holders), tensors)
         for members in found.values()
     ]
     groups = list(_joined(groups))
@@ -223,6 +224,22 @@ def groups_of(
         cycle = group.holder is not None and group.holder.root is HolderRoot.CYCLE
         if group.share >= (LEAST_EFFECT if cycle else LEAST):
             yield group
+
+
+def _main_holder(blocks: Sequence[HeldBlock], holders: Mapping[int, Holder]) -> Holder | None:
+    """What holds the most of them, such as one list of an object that also has others."""
+    parts: dict[tuple[str, ...], list[HeldBlock]] = {}
+    for block in blocks:
+        holder = holders.get(block.row)
+        parts.setdefault(() if holder is None else _labels(holder), []).append(block)
+    most = max(parts.values(), key=lambda part: sum(block.bytes for block in part))
+    return holders.get(max(most, key=lambda block: block.bytes).row)
+
+
+def _labels(holder: Holder) -> tuple[str, ...]:
+    """The path to a tensor, with all elements of a list or tuple alike."""
+    inner = [step.label for step in holder.path]
+    return tuple("[]" if label[1:-1].isdigit() else label for label in inner)
 
 
 def _joined(groups: Iterable[HeldGroup]) -> Iterator[HeldGroup]:
@@ -257,5 +274,4 @@ def _structure(group: HeldGroup) -> tuple[str, ...]:
         return ()
     if holder.container is None or not all(block.need.needless for block in group.blocks):
         return ()
-    inner = [step.label for step in holder.path[1:]]
-    return (holder.path[0].kind, *("[]" if label[1:-1].isdigit() else label for label in inner))
+    return (holder.path[0].kind, *_labels(holder)[1:])

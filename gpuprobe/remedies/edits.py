@@ -41,10 +41,11 @@ from gpuprobe.remedies.text import (
 @dataclass(frozen=True)
 class Detach:
     """``.detach()`` for what the line stores: in a container, an attribute, an item, a sum, a
-    returned value. ``name``: the expression, if the line stores several."""
+    returned value. ``name``: the expression, if the line stores several; ``every``: all of them."""
 
     line: int
     name: str = ""
+    every: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class ToCpu:
     line: int
     name: str = ""
     detach: bool = False
+    every: bool = False
 
 
 @dataclass(frozen=True)
@@ -183,10 +185,11 @@ def _changes(text: ProgramText, edit: Edit) -> list[Replacement] | Refused:
     if not text.statements(edit.first if isinstance(edit, NoGrad) else edit.line):
         return Refused(Refusal.NO_STATEMENT)
     match edit:
-        case Detach(line, name):
-            return stored_as(text, line, name, ".detach()")
-        case ToCpu(line, name, detach):
-            return stored_as(text, line, name, ".detach().cpu()" if detach else ".cpu()")
+        case Detach(line, name, every):
+            return stored_as(text, line, name, ".detach()", every=every)
+        case ToCpu(line, name, detach, every):
+            method = ".detach().cpu()" if detach else ".cpu()"
+            return stored_as(text, line, name, method, every=every)
         case CloneStored() | ExpandInsteadOfRepeat() | WithoutAllocatorOption():
             return _smaller(text, edit)
         case DeleteAfterUse(line, name):
@@ -326,12 +329,15 @@ def _released_before_the_next(
         for one in ast.walk(loop)
         if isinstance(one, ast.stmt) and one is not loop and binds(one, name)
     ]
-    if len(assigning) != 1 or not _is_assignment(assigning[0]):
+    dead = [
+        one
+        for one in assigning
+        if _is_assignment(one) and one is not node and not live.before.get(one, True)
+    ]
+    if not dead:
         return Refused(Refusal.USED_LATER, name)
-    (first,) = assigning
-    if live.before.get(first, True):
-        return Refused(Refusal.USED_LATER, name)
-    return inserted_before(text, first, f"{name} = None")
+    later = [one for one in dead if one.lineno > node.lineno]  # or in the next iteration
+    return inserted_before(text, min(later or dead, key=lambda one: one.lineno), f"{name} = None")
 
 
 def _is_assignment(node: Statement) -> bool:

@@ -29,8 +29,12 @@ class _Stored(NamedTuple):
     keys: frozenset[str]
 
 
-def stored_as(text: ProgramText, line: int, name: str, method: str) -> list[Replacement] | Refused:
-    """Call ``method`` on what the line stores; on the expressions with ``name``, if it is given."""
+def stored_as(
+    text: ProgramText, line: int, name: str, method: str, *, every: bool = False
+) -> list[Replacement] | Refused:
+    """Call ``method`` on what the line stores; on the expressions with ``name``, if it is given, or
+    on ``every`` value of several. Counters are left out.
+    """
     if name:
         try:
             name = ast.unparse(ast.parse(name, mode="eval"))
@@ -43,17 +47,18 @@ def stored_as(text: ProgramText, line: int, name: str, method: str) -> list[Repl
     if not leaves:
         return Refused(Refusal.NOTHING_STORED, name)
     done = without_graph if "detach" in method else _is_on_the_cpu
-    left = [one for one in leaves if not done(one.node)]
+    left = [one for one in leaves if not done(one.node) and not _is_counter(text, one.node)]
     if not left:
         return Refused(Refusal.NO_TENSOR, ast.unparse(leaves[0].node))
-    if len(left) > 1 and not name:
+    if len(left) > 1 and not name and not every:
         return Refused(Refusal.AMBIGUOUS, ", ".join(ast.unparse(one.node) for one in left))
     changes = []
     for one in left:
         if any(isinstance(around, ast.JoinedStr) for around in text.ancestors(one.node)):
             return Refused(Refusal.IN_A_STRING)
         if "detach" in method:
-            backward = needed_by_backward(text, one.keys, _scope_of(text, one.node))
+            scope = _scope_of(text, one.node)
+            backward = needed_by_backward(text, [(one.keys, text.parents[one.node])], scope)
             if backward:
                 return Refused(Refusal.NEEDED_BY_BACKWARD, backward)
         start, end = text.span(one.node)
@@ -61,6 +66,29 @@ def stored_as(text: ProgramText, line: int, name: str, method: str) -> list[Repl
         changes += [Replacement(start, start, opening)] if opening else []
         changes.append(Replacement(end, end, f"{closing}{method}"))
     return changes
+
+
+def _is_counter(text: ProgramText, node: ast.expr) -> bool:
+    """Whether an expression is a variable that counts, anywhere in the file: by ``+= 1``, or as the
+    target of a loop over a `range` or an `enumerate`.
+    """
+    return isinstance(node, ast.Name) and node.id in {
+        target.id for one in ast.walk(text.tree) for target in _counted_by(one)
+    }
+
+
+def _counted_by(node: ast.AST) -> Iterator[ast.Name]:
+    target: ast.AST | None = None
+    if isinstance(node, ast.AugAssign):
+        value = node.value
+        target = node.target if isinstance(value, ast.Constant) and value.value == 1 else None
+    elif isinstance(node, (ast.For, ast.comprehension)) and isinstance(node.iter, ast.Call):
+        name = ast.unparse(node.iter.func)
+        target = node.target if name == "range" else None
+        if name == "enumerate" and isinstance(node.target, ast.Tuple):
+            target = node.target.elts[0]
+    if isinstance(target, ast.Name):
+        yield target
 
 
 def _scope_of(text: ProgramText, node: ast.AST) -> Scope:
@@ -111,7 +139,7 @@ def _leaves_of(text: ProgramText, statement: Statement) -> Iterator[_Stored]:
 
 
 def _expressions(statement: Statement) -> Iterator[ast.AST]:
-    """The nodes of a statement without inner statements and functions."""
+    """The nodes of a statement without inner statements; those of a lambda, which may be a hook."""
     pending: list[ast.AST] = [statement]
     while pending:
         node = pending.pop()
@@ -119,7 +147,7 @@ def _expressions(statement: Statement) -> Iterator[ast.AST]:
         pending += [
             child
             for child in ast.iter_child_nodes(node)
-            if not isinstance(child, (ast.stmt, ast.ExceptHandler, ast.match_case, ast.Lambda))
+            if not isinstance(child, (ast.stmt, ast.ExceptHandler, ast.match_case))
         ]
 
 

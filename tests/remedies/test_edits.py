@@ -75,9 +75,33 @@ STORED = [
     ("kept = [f(x) + loss for x in xs]", "kept = [(f(x) + loss).detach() for x in xs]"),
     ("print(best := loss + 1)", "print(best := (loss + 1).detach())"),
     ("é = 'ü'; losses.append(loss)  # ö", "é = 'ü'; losses.append(loss.detach())  # ö"),
+    (
+        "m.register_forward_hook(lambda m, i, out: kept.append(out))",
+        "m.register_forward_hook(lambda m, i, out: kept.append(out.detach()))",
+    ),
     ("h.append(f'{step}'); d[k] = loss", "h.append(f'{step}'); d[k] = loss.detach()"),
     ("if step: losses.append(loss)", "if step: losses.append(loss.detach())"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("outs.append((x, y))", "outs.append((x.detach(), y.detach()))"),
+        (
+            "for i, x in enumerate(xs):\n    n += 1\n    h.append((n, i, x, {'x': x}))",
+            "for i, x in enumerate(xs):\n    n += 1\n    "
+            "h.append((n, i, x.detach(), {'x': x.detach()}))",
+        ),
+        (
+            "for k in range(9):\n    outs.append((k, f(x), x.item()))",
+            "for k in range(9):\n    outs.append((k, f(x).detach(), x.item()))",
+        ),
+    ],
+)
+def test_all_values_that_a_line_stores_are_detached(before: str, after: str) -> None:
+    line = before.count("\n") + 1
+    assert edited(before, Detach(line, every=True)) == after
 
 
 @pytest.mark.parametrize(("before", "after"), STORED)
@@ -210,6 +234,10 @@ def test_a_variable_is_deleted_after_its_last_use() -> None:
 def test_a_value_read_after_the_loop_is_released_before_the_next_one() -> None:
     source = f"{LOOP}print(loss)\n"
     assert edited(source, DeleteAfterUse(7, "loss")) == source.replace(
+        "    loss = probs", "    loss = None\n    loss = probs"
+    )
+    twice = source.replace("    loss.backward()", "    loss = loss * 2\n    loss.backward()")
+    assert edited(twice, DeleteAfterUse(8, "loss")) == twice.replace(
         "    loss = probs", "    loss = None\n    loss = probs"
     )
     carried = source.replace("loss = probs.mean()", "loss = probs.mean() + loss")
