@@ -326,6 +326,8 @@ class _Explaining:
             self._ended = RunEnd.EPOCH
             self._detail = f"after {self._steps} training steps"
             self._not_run = (end.epoch.text,)
+        if end is not None:
+            self._not_run += end.kept_files
         error = None if end is None else end.error
         if recording is not None and error is not None and error.out_of_memory:
             self._ended, self._detail = RunEnd.OUT_OF_MEMORY, error.message
