@@ -130,6 +130,23 @@ def padded() -> None:
     states.sum()
 
 
+def masked() -> None:  # rows of full length, and those that are padded at their beginning
+    mask = torch.ones(64, 512, dtype=torch.long)
+    full = mask.cuda()
+    mask[:32, :100] = 0
+    at_the_beginning = mask.cuda()
+    ids = torch.randint(1, 999, (64, 512)).cuda()
+    states = F.embedding(ids, numbers(1000, 128)) * (full * at_the_beginning)[..., None]
+    states.relu().sum()
+
+
+def margins() -> None:
+    classes = torch.zeros(64, 32, 32, dtype=torch.long)
+    classes[..., 6:22] = torch.randint(0, 3, (64, 32, 16))
+    states = F.embedding(classes.cuda(), numbers(3, 128)).relu()
+    states.sum()
+
+
 def _trained(steps: int, work: Callable[[nn.Module, int], torch.Tensor]) -> None:
     net = nn.Sequential(*[nn.Linear(512, 512) for _ in range(4)]).cuda()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, foreach=False)
@@ -491,6 +508,8 @@ KINDS: dict[Callable[[], None], str] = {
     narrowed: "narrowed-later",
     one_hot: "one-hot",
     padded: "padding",
+    masked: "",
+    margins: "",
     two_losses: "summed-losses",
     one_loss_of_two_outputs: "",
     frozen_teacher: "unread-gradients",
