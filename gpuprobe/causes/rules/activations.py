@@ -29,15 +29,20 @@ _FUSED: Final = (
 
 def diagnose(live: LiveMemory) -> Iterator[Excess]:
     """What the functions of one line save, except their inputs."""
-    by_line: dict[tuple[object, ...], list[int]] = {}
-    names: dict[tuple[object, ...], set[str]] = {}
+    by_line: dict[object, list[int]] = {}
+    names: dict[object, set[str]] = {}
+    scaled: set[object] = set()
     for root, saved in _functions(live).items():
         wasted = saved if live.for_backward(root) else saved[1:]
         if not wasted:
             continue
-        line = live.kinds[wasted[0]][0]
+        line = live.kinds[wasted[0]][0][0]  # of the function, by whoever calls it
         by_line.setdefault(line, []).extend(wasted)
         names.setdefault(line, set()).update(_operators(live, root))
+        if any(
+            live.text("made_name", row) == "sigmoid" and live.source(row) != root for row in saved
+        ):
+            scaled.add(line)
     for line, rows in by_line.items():
         main = live.largest(rows)
         yield Excess(
@@ -46,7 +51,9 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
                 f"{human_bytes(live.bytes_of(rows))} from {live.place(main)} are saved for the "
                 "backward pass in addition to the input that they are computed from: each "
                 f"operator of the function ({', '.join(sorted(names[line]))}) saves its own",
-                *_remedy(names[line], of_library=_in_library(live, main)),
+                *_remedy(
+                    names[line], of_library=_in_library(live, main), scaled=line in scaled
+                ),
             ),
             main,
             rows,
@@ -55,9 +62,13 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
         )
 
 
-def _remedy(names: set[str], *, of_library: bool) -> tuple[str, str]:
-    """The remedy in words and as code."""
+def _remedy(names: set[str], *, of_library: bool, scaled: bool) -> tuple[str, str]:
+    """The remedy in words and as code. ``scaled``: the sigmoid is one of the input times a number,
+    as in the approximation of GELU by 1.702.
+    """
     for needed, code in _FUSED:
+        if scaled and needed == {"sigmoid"}:
+            code = "torch.nn.functional.silu(a * x) / a"
         if needed <= names and of_library:
             return (
                 f"the function is a library's: have its model use {code}, which saves its input "
