@@ -206,6 +206,14 @@ def swish() -> None:
     _activated(lambda x: x * torch.sigmoid(x))
 
 
+def gelu_by_tanh() -> None:
+    _activated(lambda x: 0.5 * x * (1.0 + torch.tanh(0.7979 * (x + 0.044715 * torch.pow(x, 3.0)))))
+
+
+def gate_of_two() -> None:  # each operator saves what no input is
+    _activated(lambda x: torch.tanh(x + numbers(16384, 512)) * torch.sigmoid(x))
+
+
 def quick(x: torch.Tensor) -> torch.Tensor:
     return x * torch.sigmoid(1.702 * x)
 
@@ -535,6 +543,8 @@ KINDS: dict[Callable[[], None], str] = {
     swish_of_torch: "",
     mish: "saved-twice",
     gelu: "saved-twice",
+    gelu_by_tanh: "saved-twice",
+    gate_of_two: "",
     gated: "",
     probabilities_of_one: "log-probabilities-of-all",
     probabilities_with_a_loss: "saved-log-probabilities",
@@ -588,6 +598,9 @@ def test_each_kind_is_found_and_what_looks_alike_is_not(tmp_path: Path) -> None:
         if kind is joined:  # a running sum needs the parts no more than the whole
             assert first is not None
             assert first.bound is Bound.OR_LESS
+        if kind is gelu_by_tanh:  # half of the input, the tanh, and one more than that
+            assert first is not None
+            assert first.group.bytes > 4 * 2 * 16384 * 512 * 4
         if kind in (swish, scaled_swish):
             assert first is not None
             assert ("a * x" in first.answer.code) is (kind is scaled_swish)

@@ -500,7 +500,7 @@ class Uses:
                     self._later.setdefault(trace, ([], []))[baseline].append(row)
 
     def _note_padding(self, batch: object, result: torch.Tensor, number: int) -> None:
-        """Note how much of a batch of sequences of integers, which is copied to the GPU, is padding.
+        """Note how much of a batch of sequences, which is copied to the GPU, is padding.
 
         Numbers of which only two differ, or none, are a mask: one that ends with ones is not padded
         there, nor is a segment of zeros. Images of classes have more dimensions, and margins.
