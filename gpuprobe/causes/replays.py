@@ -35,6 +35,10 @@ Kind: TypeAlias = tuple[object, ...]
 module, and the size if the operator makes several."""
 
 
+_OPTIMIZER: Final = "optimizer"
+"""The phase of an optimizer's step."""
+
+
 class KindedTrace:
     """A trace, with the kind of each row. ``several``: names of operators that make several blocks
     at once, of which each size is a kind; by default those of the trace.
@@ -91,6 +95,33 @@ class KindedTrace:
         outside = self._outside[function]
         at = bisect_right(outside, event)
         return outside[at] if at < len(outside) else self.lives.ledger.events
+
+    def after_optimizer(self, row: int, end: int) -> int:
+        """The event before which a row can be freed whose last use is just before ``end``: an
+        optimizer needs gradients in some operators of its step, and they can be freed when that has
+        returned.
+        """
+        ledger = self.lives.ledger
+        phase = ledger.trace.stacks.strings[self._last_phases[row]]
+        if phase.partition("/")[0] != _OPTIMIZER:
+            return end
+        outside = self._outside_optimizers
+        at = bisect_left(outside, end)
+        return outside[at] if at < len(outside) else ledger.events
+
+    @cached_property
+    def _last_phases(self) -> Sequence[int]:
+        return self.lives.ledger.column("last_phase")
+
+    @cached_property
+    def _outside_optimizers(self) -> Sequence[int]:
+        """The events that are not in the step of an optimizer."""
+        strings = self.lives.ledger.trace.stacks.strings
+        return [
+            event
+            for event, phase in enumerate(self.lives.ledger.trace.events.phase)
+            if strings[phase].partition("/")[0] != _OPTIMIZER
+        ]
 
 
 class Replay(Protocol):
@@ -159,11 +190,11 @@ class FreedEarly:
             own, other = holders.get(row), others.get(row)
             if own is not None and own.root is HolderRoot.CACHE:  # a limited one has one result
                 newest[kinds[row]] = max(row, newest.get(kinds[row], row), key=made.__getitem__)
-            if remedy is not Remedy.RELEASED and own is not None and not _by_graph(own):
+            if remedy is not Remedy.RELEASED and own is not None and not by_graph(own):
                 yield row  # the tensor itself is kept
-            elif other is None or (remedy is Remedy.NO_GRAPH and _by_graph(other)):
+            elif other is None or (remedy is Remedy.NO_GRAPH and by_graph(other)):
                 continue
-            elif remedy is Remedy.DETACHED and _by_graph(other):
+            elif remedy is Remedy.DETACHED and by_graph(other):
                 if self._in_undetached_graph(row):
                     yield row
             else:
@@ -176,7 +207,7 @@ class FreedEarly:
     def _is_kept(self, row: int) -> bool:
         """Whether something that the remedy does not change keeps a row at the peak."""
         known = (self._holders.get(row), self._others.get(row))
-        return any(one is not None and not _by_graph(one) for one in known)
+        return any(one is not None and not by_graph(one) for one in known)
 
     def _in_undetached_graph(self, row: int) -> bool:
         """Whether other tensors' graphs keep a row though what this holder keeps is detached, of
@@ -196,7 +227,7 @@ class FreedEarly:
         ends = {lives.operator_at(self._event)}
         for known in (self._holders, self._others):
             for row, holder in known.items():
-                if _by_graph(holder) or not holder.graphs:
+                if by_graph(holder) or not holder.graphs:
                     continue
                 if holder.owner in owners:
                     detached.add(kinds[row])
@@ -225,7 +256,7 @@ class FreedEarly:
                 continue
             holder = self._others.get(row) or self._holders.get(row)
             no_graph = self._remedy is Remedy.NO_GRAPH and holder is not None
-            if need.needless and not (no_graph and _by_graph(holder)):
+            if need.needless and not (no_graph and by_graph(holder)):
                 held[kind] = max(held[kind], now - made[row])
         return held
 
@@ -245,7 +276,7 @@ class FreedEarly:
             held = self._held.get(kind)
             if held is None:
                 continue
-            end, until = early[row], lives.made[row] + held
+            end, until = traced.after_optimizer(row, early[row]), lives.made[row] + held
             if held and until > before:
                 end = max(end, bisect_right(operator, until))
             if kind in self._functions:
@@ -285,7 +316,7 @@ class FreedEarly:
             following[kind] = starts[row]
 
 
-def _by_graph(holder: Holder | None) -> bool:
+def by_graph(holder: Holder | None) -> bool:
     """Whether a graph keeps the memory for its backward pass, and no tensor."""
     return holder is not None and holder.kept in (Kept.SAVED, Kept.VARIABLE)
 
