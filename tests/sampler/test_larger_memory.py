@@ -612,6 +612,51 @@ def test_each_kind_is_found_and_what_looks_alike_is_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.simulated
+@pytest.mark.parametrize(("classes", "layers"), [(8192, 2), (16, 12)])
+def test_logits_that_dominate_are_no_activations_of_layers(
+    tmp_path: Path, classes: int, layers: int
+) -> None:
+    """Checkpoints of the layers keep them, and chunks of the loss do not."""
+    path = tmp_path / "run.gpuprobe"
+    with (
+        gpuprobe.virtual_gpu("t4", compute="shapes"),
+        gpuprobe.record(path, level="trace", trace_steps="all") as recorder,
+    ):
+        parts = [part for _ in range(layers) for part in (nn.Linear(256, 256), nn.GELU())]
+        net = nn.Sequential(*parts, nn.Linear(256, classes)).cuda()
+        optimizer = torch.optim.SGD(net.parameters())
+        for _ in range(2):
+            with recorder.step():
+                targets = torch.randint(0, classes, (4096,), device="cuda")
+                F.cross_entropy(net(numbers(4096, 256)), targets).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    found = [advice["id"] for advice in gpuprobe.report(path)["advice"]]
+    assert ("chunked-loss" in found) is (classes == 8192)
+    assert ("checkpoint" in found) is (classes == 16)
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize("saved", [True, False])
+def test_pairs_that_a_graph_keeps_are_recomputed(tmp_path: Path, saved: bool) -> None:
+    """It keeps those of all chunks, unless each is checkpointed."""
+    path = tmp_path / "run.gpuprobe"
+    with (
+        gpuprobe.virtual_gpu("t4", compute="shapes"),
+        gpuprobe.record(path, level="trace", trace_steps="all") as recorder,
+        torch.set_grad_enabled(saved),
+    ):
+        with recorder.step():
+            points = numbers(1024, 16, requires_grad=True)
+            distances = (points[:, None] - points).square().sum(-1)
+            if saved:
+                distances.mean().backward()
+    (cause,) = gpuprobe.report(path)["causes"]
+    assert cause["rule"] == "broadcast-intermediate"
+    assert ("torch.utils.checkpoint" in cause["remedy"]) is saved
+
+
+@pytest.mark.simulated
 def test_what_a_backward_pass_has_just_used_is_no_cause(tmp_path: Path) -> None:
     """The function that runs at the peak has several operators: it holds its arguments to its
     end. The workspace of cuBLAS is as large.
