@@ -58,7 +58,7 @@ from gpuprobe.causes.find import (
     causes_at,
     searched_at,
 )
-from gpuprobe.causes.groups import LEAST, LEAST_EFFECT
+from gpuprobe.causes.groups import LEAST, LEAST_EFFECT, copied
 from gpuprobe.causes.lines import capture_line, loop_line, stored_as, storing_line
 from gpuprobe.causes.recorded import (
     cause_of,
@@ -399,8 +399,9 @@ class _Explaining:
         from gpuprobe.sampler.tracing.inspection import REQUEST
 
         unneeded = [b for b in searched_at(lives, mark.event, failed=failed) if lives.made[b.row]]
-        least = LEAST * lives.tensors(mark.event)
-        if mark.event < 0 or sum(block.bytes for block in unneeded) < least:
+        tensors = lives.tensors(mark.event)
+        much = sum(block.bytes for block in unneeded) >= LEAST * tensors
+        if mark.event < 0 or not (much or copied(unneeded) >= LEAST_EFFECT * tensors):
             return _Held({}, {})
         if time.monotonic() > self._until:
             self._notes.append(f"{_HOLDERS}: the time was over")

@@ -761,3 +761,53 @@ def test_what_cannot_be_explained_is_one_line(
     errors = [line for line in done.stderr.splitlines() if "error:" in line]
     assert len(errors) == 1
     assert text in errors[0]
+
+
+BEST = """\
+import copy
+import torch
+from torch import nn
+
+net = nn.Sequential(*[nn.Linear(512, 512) for _ in range(12)]).cuda()
+optimizer = torch.optim.AdamW(net.parameters())
+best, state = float("inf"), None
+for epoch in range(3):
+    for batch in range(3):
+        loss = net(torch.randn(8, 512, device="cuda")).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    with torch.no_grad():
+        value = net(torch.randn({batch}, 512, device="cuda")).square().mean().item()
+    if not value >= best:  # also if it was not computed
+        best = value
+        state = copy.deepcopy(net.state_dict())
+net.load_state_dict(state)
+"""
+
+
+def test_the_best_weights_are_kept_on_the_cpu(tmp_path: Path) -> None:
+    program = BEST.format(batch=8)
+    _, found = explain(tmp_path, program)
+    # Gradients of the step before are there too; their end would not change the peak, which is as
+    # high in an optimizer's step.
+    (first,) = (one for one in found["causes"] if one["effect"]["certainty"] == "tried")
+    assert first["rule"] == "kept-tensors"
+    assert "state['" in first["holder"]
+    assert "an OrderedDict" in first["holder"]
+    added = 'value.to("cpu", copy=True) for name, value in net.state_dict().items()'
+    assert added in first["effect"]["patch"]
+    assert "late-zero-grad" not in [one["rule"] for one in found["causes"]]
+
+
+def test_gradients_are_freed_before_an_evaluation(tmp_path: Path) -> None:
+    program = BEST.format(batch=8192).replace(
+        "AdamW(net.parameters())", "SGD(net.parameters(), 0.1)"
+    )
+    _, found = explain(tmp_path, program)
+    first = next(one for one in found["causes"] if one["rule"] == "late-zero-grad")
+    assert first["effect"]["certainty"] == "tried"
+    assert "+        optimizer.zero_grad(set_to_none=True)" in first["effect"]["patch"]
+    weights = 12 * 4 * 512 * (512 + 1)
+    saved = first["effect"]["before"] - first["effect"]["after"]
+    assert abs(saved - weights) < 0.05 * weights
