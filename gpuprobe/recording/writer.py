@@ -217,7 +217,7 @@ class RecordingWriter:
             self._written_gap = gap
 
     def _put_or_again(self, data: bytes) -> None:
-        """Write whole lines, and once more if the program closes the descriptor meanwhile, as any
+        """Write whole lines, and again if the program closes the descriptor meanwhile, as any
         of its threads can.
         """
         self._reopen()
