@@ -58,7 +58,7 @@ from gpuprobe.causes.find import (
     causes_at,
     searched_at,
 )
-from gpuprobe.causes.groups import LEAST, LEAST_EFFECT
+from gpuprobe.causes.groups import LEAST, LEAST_EFFECT, blocks_at, copied
 from gpuprobe.causes.lines import capture_line, loop_line, stored_as, storing_line
 from gpuprobe.causes.recorded import (
     cause_of,
@@ -73,6 +73,7 @@ from gpuprobe.causes.recorded import (
 from gpuprobe.causes.replays import Smaller, by_graph
 from gpuprobe.causes.rules import graphs
 from gpuprobe.causes.rules.fragments import FRAGMENTS
+from gpuprobe.causes.rules.holders import late_variable
 from gpuprobe.causes.rules.joins import GROWN
 from gpuprobe.causes.variables import Variables
 from gpuprobe.errors import DataError, ProgramFailed, UsageError
@@ -287,6 +288,9 @@ class _Explaining:
             detail=self._detail,
             failed=failed,
             needs=needs,
+            late_variable=""
+            if held is None
+            else late_variable(blocks_at(lives, mark.event, failed=failed), held.first),
             causes=_ranked(causes, list(self._cached(site, failed=failed))),
             notes=(*self._not_run, *self._notes, _NEVER_SEARCHED, *_pinned(recording)),
             searched=not self._notes,
@@ -428,8 +432,9 @@ class _Explaining:
         from gpuprobe.sampler.tracing.inspection import REQUEST
 
         unneeded = [b for b in searched_at(lives, mark.event, failed=failed) if lives.made[b.row]]
-        least = LEAST * lives.tensors(mark.event)
-        if mark.event < 0 or sum(block.bytes for block in unneeded) < least:
+        tensors = lives.tensors(mark.event)
+        much = sum(block.bytes for block in unneeded) >= LEAST * tensors
+        if mark.event < 0 or not (much or copied(unneeded) >= LEAST_EFFECT * tensors):
             return _Held({}, {})
         if time.monotonic() > self._until:
             self._notes.append(f"{_HOLDERS}: the time was over")

@@ -18,6 +18,7 @@ from gpuprobe.remedies.edits import (
     Detach,
     Edit,
     ExpandInsteadOfRepeat,
+    FreeGradients,
     InsertCall,
     MapLocationCpu,
     NoGrad,
@@ -184,12 +185,18 @@ def _without_graph(place: _Place) -> Iterator[Edit]:
             yield NoGrad(frame.line, frame.line)
 
 
+def _freed_gradients(place: _Place) -> Iterator[Edit]:
+    for line in [place.used] if place.used else _lines_with(place.text, "step"):
+        yield FreeGradients(line)
+
+
 _EDITS: Final[Mapping[EditKind, Callable[[_Place], Iterator[Edit]]]] = {
     EditKind.DETACH: lambda place: chain(_detachments(place), _without_graph(place)),
     EditKind.TO_CPU: lambda place: chain(_moves(place), _deletions(place)),
     EditKind.DELETE: _deletions,
     EditKind.CLONE: _clones,
     EditKind.FOREACH: _optimizers,
+    EditKind.FREE_GRADIENTS: _freed_gradients,
     EditKind.MAP_LOCATION: _where_made(MapLocationCpu),
     EditKind.NO_GRAD: _without_graph,
     EditKind.NO_GRAD_AT_CALL: _without_gradients,

@@ -22,7 +22,10 @@ all their memory, a tenth can be variables of the iteration before."""
 LEAST_EFFECT = 0.05
 """The share of the tensors at the peak that a remedy has to save: other memory may be as high a
 moment later. Memory to which no name leads, only objects in a cycle, is worth a cause from that on:
-no program needs it."""
+no program needs it. So are copies (`copied`)."""
+
+_COPIED = 8
+"""How many tensors of one line are more than variables of the iteration before."""
 
 
 _NAMED = (HolderRoot.LOCAL, HolderRoot.GLOBAL, HolderRoot.CLASS)
@@ -222,8 +225,28 @@ def groups_of(
     groups = list(_joined(groups))
     for group in sorted(groups, key=lambda group: -group.bytes):
         cycle = group.holder is not None and group.holder.root is HolderRoot.CYCLE
-        if group.share >= (LEAST_EFFECT if cycle else LEAST):
+        share = LEAST_EFFECT if cycle or _copies_alone(group) else LEAST
+        if group.share >= share:
             yield group
+
+
+def _copies_alone(group: HeldGroup) -> bool:
+    """Whether they are all that something keeps several tensors in."""
+    holder = group.holder
+    kept = holder is not None and holder.container is not None
+    return kept and copied(group.blocks) == group.bytes
+
+
+def copied(blocks: Iterable[HeldBlock]) -> int:
+    """The bytes of tensors that one line made many of, in an earlier step, and nothing uses again,
+    such as a copy of all weights; without gradients, which come back with the next step.
+    """
+    lines: dict[tuple[Frame, ...], list[int]] = {}
+    for block in blocks:
+        needless = block.earlier and block.need.needless
+        if needless and block.category is not Category.GRADIENT:
+            lines.setdefault(block.frames, []).append(block.bytes)
+    return max((sum(sizes) for sizes in lines.values() if len(sizes) >= _COPIED), default=0)
 
 
 def _main_holder(blocks: Sequence[HeldBlock], holders: Mapping[int, Holder]) -> Holder | None:

@@ -26,6 +26,7 @@ from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.causes.groups import HeldBlock, ProgramStacks
 from gpuprobe.causes.live_memory import Excess, LiveMemory
 from gpuprobe.errors import DataError
+from gpuprobe.model.memory import Category
 from gpuprobe.model.needs import Need
 from gpuprobe.model.run.holders import Holder, HolderRoot, Kept
 from gpuprobe.model.run.session import Step
@@ -33,10 +34,6 @@ from gpuprobe.model.run.session import Step
 Kind: TypeAlias = tuple[object, ...]
 """What blocks that the same code makes have in common: the lines of the program, the operator, the
 module, and the size if the operator makes several."""
-
-
-_OPTIMIZER: Final = "optimizer"
-"""The phase of an optimizer's step."""
 
 
 class KindedTrace:
@@ -96,32 +93,18 @@ class KindedTrace:
         at = bisect_right(outside, event)
         return outside[at] if at < len(outside) else self.lives.ledger.events
 
-    def after_optimizer(self, row: int, end: int) -> int:
-        """The event before which a row can be freed whose last use is just before ``end``: an
-        optimizer needs gradients in some operators of its step, and they can be freed when that has
-        returned.
-        """
+    def after_the_step(self, event: int) -> int:
+        """The first allocation after an event that no optimizer makes."""
+        at = bisect_right(self._not_by_optimizers, event)
+        left = self._not_by_optimizers[at : at + 1]
+        return left[0] if left else self.lives.ledger.events
+
+    @cached_property
+    def _not_by_optimizers(self) -> list[int]:
         ledger = self.lives.ledger
-        phase = ledger.trace.stacks.strings[self._last_phases[row]]
-        if phase.partition("/")[0] != _OPTIMIZER:
-            return end
-        outside = self._outside_optimizers
-        at = bisect_left(outside, end)
-        return outside[at] if at < len(outside) else ledger.events
-
-    @cached_property
-    def _last_phases(self) -> Sequence[int]:
-        return self.lives.ledger.column("last_phase")
-
-    @cached_property
-    def _outside_optimizers(self) -> Sequence[int]:
-        """The events that are not in the step of an optimizer."""
-        strings = self.lives.ledger.trace.stacks.strings
-        return [
-            event
-            for event, phase in enumerate(self.lives.ledger.trace.events.phase)
-            if strings[phase].partition("/")[0] != _OPTIMIZER
-        ]
+        phases, strings = ledger.column("made_phase"), ledger.trace.stacks.strings
+        made = zip(ledger.start[: ledger.made], phases, strict=False)
+        return [start for start, phase in made if not strings[phase].startswith("optimizer")]
 
 
 class Replay(Protocol):
@@ -176,6 +159,8 @@ class FreedEarly:
             if row in holders and holders[row].root is HolderRoot.EXCEPTION
         }
         """By kind, the function that an exception ended: until then it holds its variables."""
+        self._gradients = {kinds[b.row] for b in blocks if b.category is Category.GRADIENT}
+        """They can be freed when the optimizer has ended, not when it has read them."""
 
     def with_remedy(self, remedy: Remedy) -> FreedEarly:
         """The same blocks, with another remedy."""
@@ -276,9 +261,11 @@ class FreedEarly:
             held = self._held.get(kind)
             if held is None:
                 continue
-            end, until = traced.after_optimizer(row, early[row]), lives.made[row] + held
+            end, until = early[row], lives.made[row] + held
             if held and until > before:
                 end = max(end, bisect_right(operator, until))
+            if kind in self._gradients:
+                end = max(end, traced.after_the_step(early[row]))
             if kind in self._functions:
                 end = max(end, traced.left(self._functions[kind], ledger.start[row]))
             ends[row] = min(ends[row], end)

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from gpuprobe.remedies.flow import ADDING, keys_of, needed_by_backward, without_graph
+from gpuprobe.remedies.flow import ADDING, called_name, keys_of, needed_by_backward, without_graph
 from gpuprobe.remedies.text import (
     FUNCTIONS,
     ProgramText,
@@ -62,10 +62,28 @@ def stored_as(
             if backward:
                 return Refused(Refusal.NEEDED_BY_BACKWARD, backward)
         start, end = text.span(one.node)
+        by_name = _state_dict(one.node)
+        if by_name is not None and method.endswith(".cpu()"):
+            first, last = text.span(by_name)
+            changes += [Replacement(start, first, _EACH[0]), Replacement(last, end, _EACH[1])]
+            continue
         opening, closing = ("", "") if isinstance(one.node, _PRIMARY) else ("(", ")")
         changes += [Replacement(start, start, opening)] if opening else []
         changes.append(Replacement(end, end, f"{closing}{method}"))
     return changes
+
+
+_EACH = ('{name: value.to("cpu", copy=True) for name, value in ', ".items()}")
+
+
+def _state_dict(node: ast.expr) -> ast.Call | None:
+    """The call in ``x.state_dict()``, or in a copy of that. The result of a module has tensors; an
+    optimizer's has other dictionaries, with which the edit fails."""
+    if not isinstance(node, ast.Call):
+        return None
+    if called_name(node) in ("copy", "deepcopy") and len(node.args) == 1:
+        return _state_dict(node.args[0])
+    return node if called_name(node) == "state_dict" and not node.args else None
 
 
 def _is_counter(text: ProgramText, node: ast.expr) -> bool:

@@ -321,6 +321,29 @@ def test_a_program_that_needs_its_memory_has_no_cause(tmp_path: Path) -> None:
     assert "needed later by the backward pass of" in shown.stdout.replace("\n", " ")
 
 
+LOGITS = """\
+import torch
+from torch import nn
+
+net = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(6)], nn.Linear(1024, 1024)).cuda()
+labels = torch.zeros(2048, dtype=torch.long, device="cuda")
+for step in range(3):
+    logits = net(torch.randn(2048, 1024, device="cuda"))
+    nn.functional.cross_entropy(logits, labels).backward()
+    net.zero_grad()
+"""
+
+
+def test_a_variable_that_ends_a_little_late_is_no_cause_and_is_named(tmp_path: Path) -> None:
+    _, found = explain(tmp_path, LOGITS)
+    assert found["causes"] == []
+    assert found["late_variable"] == "8.0 MiB of them kept by the variable logits"
+    options = ("--gpu", "t4", "--compute", "shapes")
+    # An estimate does not search for holders, and must not take it for something that is kept.
+    estimated = gpuprobe("estimate", *options, "train.py", cwd=tmp_path)
+    assert "Memory that is not needed" not in estimated.stdout
+
+
 def test_memory_in_the_cache_of_old_streams(tmp_path: Path) -> None:
     _, found = explain(tmp_path, STREAMS)
     first = found["causes"][0]
@@ -818,3 +841,53 @@ def test_what_cannot_be_explained_is_one_line(
     errors = [line for line in done.stderr.splitlines() if "error:" in line]
     assert len(errors) == 1
     assert text in errors[0]
+
+
+BEST = """\
+import copy
+import torch
+from torch import nn
+
+net = nn.Sequential(*[nn.Linear(512, 512) for _ in range(12)]).cuda()
+optimizer = torch.optim.AdamW(net.parameters())
+best, state = float("inf"), None
+for epoch in range(3):
+    for batch in range(3):
+        loss = net(torch.randn(8, 512, device="cuda")).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    with torch.no_grad():
+        value = net(torch.randn({batch}, 512, device="cuda")).square().mean().item()
+    if not value >= best:  # also if it was not computed
+        best = value
+        state = copy.deepcopy(net.state_dict())
+net.load_state_dict(state)
+"""
+
+
+def test_the_best_weights_are_kept_on_the_cpu(tmp_path: Path) -> None:
+    program = BEST.format(batch=8)
+    _, found = explain(tmp_path, program)
+    # Gradients of the step before are there too; their end would not change the peak, which is as
+    # high in an optimizer's step.
+    (first,) = (one for one in found["causes"] if one["effect"]["certainty"] == "tried")
+    assert first["rule"] == "kept-tensors"
+    assert "state['" in first["holder"]
+    assert "an OrderedDict" in first["holder"]
+    added = 'value.to("cpu", copy=True) for name, value in net.state_dict().items()'
+    assert added in first["effect"]["patch"]
+    assert "late-zero-grad" not in [one["rule"] for one in found["causes"]]
+
+
+def test_gradients_are_freed_before_an_evaluation(tmp_path: Path) -> None:
+    program = BEST.format(batch=8192).replace(
+        "AdamW(net.parameters())", "SGD(net.parameters(), 0.1)"
+    )
+    _, found = explain(tmp_path, program)
+    first = next(one for one in found["causes"] if one["rule"] == "late-zero-grad")
+    assert first["effect"]["certainty"] == "tried"
+    assert "+        optimizer.zero_grad(set_to_none=True)" in first["effect"]["patch"]
+    weights = 12 * 4 * 512 * (512 + 1)
+    saved = first["effect"]["before"] - first["effect"]["after"]
+    assert abs(saved - weights) < 0.05 * weights

@@ -16,6 +16,7 @@ from gpuprobe.remedies.edits import (
     Detach,
     Edit,
     ExpandInsteadOfRepeat,
+    FreeGradients,
     InsertCall,
     MapLocationCpu,
     NoGrad,
@@ -614,3 +615,26 @@ def test_what_is_not_python_is_refused() -> None:
         found = parsed("train.py", data)
         assert isinstance(found, Refused)
         assert found.reason is Refusal.NOT_PYTHON
+
+
+def test_gradients_are_freed_after_the_step_of_their_optimizer() -> None:
+    source = """\
+        for x in data:
+            opt.zero_grad()
+            net(x).sum().backward()
+            {step}
+            schedule.step()
+        """
+    for step in ("opt.step()", "scaler.step(opt)", "opt.step(closure)"):
+        program = source.format(step=step)
+        added = "+     opt.zero_grad(set_to_none=True)"
+        assert changed(program, FreeGradients(4)) == [added]
+        # A scheduler has none.
+        assert refusal(program, FreeGradients(5)) is Refusal.NO_STATEMENT
+
+
+def test_weights_are_stored_as_copies_on_the_cpu() -> None:
+    one = '{name: value.to("cpu", copy=True) for name, value in net.state_dict().items()}'
+    for stored in ("net.state_dict()", "copy.deepcopy(net.state_dict())"):
+        assert edited(f"best = {stored}\n", ToCpu(1, detach=True)) == f"best = {one}\n"
+        assert edited(f"kept.append({stored})\n", ToCpu(1)) == f"kept.append({one})\n"

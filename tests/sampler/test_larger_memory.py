@@ -645,12 +645,12 @@ def test_pairs_that_a_graph_keeps_are_recomputed(tmp_path: Path, saved: bool) ->
         gpuprobe.virtual_gpu("t4", compute="shapes"),
         gpuprobe.record(path, level="trace", trace_steps="all") as recorder,
         torch.set_grad_enabled(saved),
+        recorder.step(),
     ):
-        with recorder.step():
-            points = numbers(1024, 16, requires_grad=True)
-            distances = (points[:, None] - points).square().sum(-1)
-            if saved:
-                distances.mean().backward()
+        points = numbers(1024, 16, requires_grad=True)
+        distances = (points[:, None] - points).square().sum(-1)
+        if saved:
+            distances.mean().backward()
     (cause,) = gpuprobe.report(path)["causes"]
     assert cause["rule"] == "broadcast-intermediate"
     assert ("torch.utils.checkpoint" in cause["remedy"]) is saved
