@@ -826,7 +826,7 @@ def _traces(site: PeakSite) -> list[MemoryTrace]:
 
 
 def _failed(done: subprocess.CompletedProcess[str], error: ProgramError | None) -> ProgramFailed:
-    """``error``: what the recording has of it."""
+    """``error``: how the program ended, by the recording."""
     if error is None:
         what = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "")
     else:

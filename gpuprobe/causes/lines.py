@@ -18,8 +18,9 @@ _CONTAINERS: Final = frozenset(("dict", "list", "set", "deque", "defaultdict", "
 
 def storing_line(text: ProgramText, name: str, function: str | None = None) -> int:
     """The only line of a file that stores a computed value under a name: a variable, an attribute,
-    or an element of a container of this name. 0 if there is none, or several. ``function``: whose
-    variable it is that is no container, ``""`` for a global; by default anything with the name.
+    or an element of a container of this name. 0 if there is none, or several. ``function``: the
+    one of the variable, if that is not a container; ``""`` for a global. By default, anything with
+    the name counts.
     """
     if function is None:
         stored = set(_elements(text.tree, name)) or set(_assigned(ast.walk(text.tree), name))

@@ -119,7 +119,7 @@ class _Roots:
         self._known: dict[int, int | None] = {}
 
     def of(self, row: int, depth: int = _DEPTH) -> int | None:
-        """The tensor that a row is a function of; None if that is none, or several."""
+        """The tensor that a row is a function of; None if there are none, or several."""
         if row not in self._known:
             self._known[row] = self._found(row, depth)
         return self._known[row]
