@@ -317,7 +317,7 @@ def _activations(evidence: AdviceFacts) -> Iterator[Suggestion]:
 
 def _loss(evidence: AdviceFacts) -> Iterator[Suggestion]:
     count, total = sum(evidence.loss.values()), sum(evidence.shares.values())
-    if not evidence.trains or count < _DOMINATES * total:
+    if not evidence.trains or not count or count < _DOMINATES * total:
         return
     yield Suggestion(
         "chunked-loss",
