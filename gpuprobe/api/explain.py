@@ -322,6 +322,10 @@ class _Explaining:
             self._subject = replace(self._subject, compute="real")
             try:
                 return self._first_run("computed.gpuprobe", seconds)
+            except ProgramFailed:
+                if (self._folder / "computed.gpuprobe").exists():
+                    raise
+                raise failed from None  # too much to compute
             except UsageError:  # no step in this time
                 raise ProgramFailed(
                     f"{failed}; it may have failed by a value that was not computed: {seconds:g} s "
@@ -759,8 +763,9 @@ def _stored_at(diagnosed: Diagnosed, script: str) -> Place | None:
     if isinstance(diagnosed.replay, Smaller) and by_graph(holder):
         return None
     files, function = files_of(diagnosed, script), None
-    first = holder.path[0]
-    if first.label == name and first.kind == _TENSOR:  # other variables may have the name
+    first = holder.path[0] if holder.path else None
+    if first is not None and (first.label, first.kind) == (name, _TENSOR):
+        # Other variables may have the name.
         if holder.root is HolderRoot.LOCAL and holder.file:
             files, function = [holder.file], holder.function
         elif holder.root is HolderRoot.GLOBAL:
