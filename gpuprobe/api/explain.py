@@ -85,6 +85,7 @@ from gpuprobe.model.run.recording import Recording
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import LineNumber, Unavailable
+from gpuprobe.processes import end_with_parent
 from gpuprobe.remedies.edits import CloneStored, Detach, ToCpu
 from gpuprobe.remedies.setting import AllocatorSetting
 from gpuprobe.remedies.text import ProgramText, Refused, parsed
@@ -117,6 +118,8 @@ _NEVER_SEARCHED: Final = (
     "padding: only batches of integers that are copied from the CPU are checked"
 )
 """What no explanation detects."""
+_RAISED: Final = 5
+"""The exit code of `gpuprobe run` after an exception of the program."""
 _LAST_SECONDS: Final = 10.0
 """For the end of a program that is stopped."""
 _HOLDERS: Final = (
@@ -363,6 +366,7 @@ class _Explaining:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
+            preexec_fn=end_with_parent,
         ) as process:
             try:
                 _, errors = process.communicate(timeout=max(1.0, left))
@@ -740,9 +744,12 @@ def _traces(site: PeakSite) -> list[MemoryTrace]:
 
 def _failed(done: subprocess.CompletedProcess[str]) -> ProgramFailed:
     last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "")
+    # `gpuprobe run` ends so after an exception, with which Python itself would end with 1.
+    what = "failed" if done.returncode == _RAISED else f"ended with code {done.returncode}"
     return ProgramFailed(
-        f"the program ended with code {done.returncode}: {last.strip()}",
-        hint="gpuprobe explain runs it as it is; its options come after the script",
+        f"the program {what}" + (f": {last.strip()}" if last else ""),
+        hint="gpuprobe explain runs it as it is, without input (stdin); its options come after "
+        "the script",
     )
 
 
@@ -761,7 +768,11 @@ def _peak_of(recording: Recording) -> tuple[PeakSite, HighWater]:
     sites = [site for site in device_peaks(recording) if site.device.startswith("cuda")]
     site = overall_peak(recording, sites)
     if site is None or not site.device:
-        raise UsageError("the program allocated no memory on the GPU")
+        raise UsageError(
+            "the program allocated no memory on the GPU",
+            hint="move model and data to the GPU if torch.cuda.is_available(), or with an option "
+            "of the script",
+        )
     mark = high_water_at(site)
     if not isinstance(mark, Unavailable):
         return site, mark

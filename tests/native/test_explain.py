@@ -570,7 +570,9 @@ def test_a_program_without_a_step_in_the_time_is_one_line(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("program", "code", "text"),
     [
-        ("raise ValueError('no data')\n", 5, "ValueError: no data"),
+        ("raise ValueError('no data')\n", 5, "the program failed: ValueError: no data"),
+        ("import sys; sys.exit(3)\n", 5, "the program ended with code 3\n"),
+        ("input()\n", 5, "EOFError"),
         ("print('nothing')\n", 2, "allocated no memory on the GPU"),
     ],
 )
@@ -580,6 +582,7 @@ def test_what_cannot_be_explained_is_one_line(
     (tmp_path / "train.py").write_text(program)
     done = gpuprobe("explain", "train.py", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (code, "")
-    errors = [line for line in done.stderr.splitlines() if "error:" in line]
+    errors = [line for line in done.stderr.splitlines(keepends=True) if "error:" in line]
     assert len(errors) == 1
     assert text in errors[0]
+    assert "hint: " in done.stderr
