@@ -222,21 +222,32 @@ class _Explaining:
             again = self._again()
             if again is None:
                 notes = (self._notes[-1], *explanation.notes)  # why not
+                at_steps = self._explained(recording, search=False)
+                if at_steps.causes:
+                    notes, explanation = at_steps.notes, at_steps
                 return replace(explanation, notes=notes, searched=False)
             recording = again
         return self._explained(recording)
 
-    def _explained(self, recording: Recording, *, failed: bool = False) -> Explanation:
-        """``failed``: at the point where the memory ran out."""
+    def _explained(
+        self, recording: Recording, *, failed: bool = False, search: bool = True
+    ) -> Explanation:
+        """``failed``: at the point where the memory ran out, what its exception holds. Without
+        ``search``: at that point, what the ends of the steps before show.
+        """
         site, mark = _peak_of(recording)
-        if failed:
+        if failed or not search:
             mark = _failure_in(mark)
         lives = Biographies(mark.ledger)
         needs = needs_at(lives, mark.event)
         if isinstance(needs, Unavailable):
             raise UsageError(f"nothing to explain: {needs.reason}")
         endless = self._ended is RunEnd.OUT_OF_MEMORY and not failed
-        held = self._holders(lives, mark, endless=endless, failed=failed)
+        held = None
+        if search:
+            held = self._holders(lives, mark, endless=endless, failed=failed)
+        else:
+            self._notes.append(f"{_HOLDERS}: this is the run that ran out of memory")
         diagnosed = causes_at(
             lives,
             mark.event,
@@ -268,7 +279,7 @@ class _Explaining:
             reserved=reserved if isinstance(reserved, Unavailable) else reserved.at_least,
             ended=self._ended,
             detail=self._detail,
-            failed=failed,
+            failed=failed or not search,
             needs=needs,
             causes=_ranked(causes, list(self._cached(site, failed=failed))),
             notes=(*self._not_run, *self._notes, _NEVER_SEARCHED, *_pinned(recording)),

@@ -586,3 +586,17 @@ def test_what_cannot_be_explained_is_one_line(
     assert len(errors) == 1
     assert text in errors[0]
     assert "hint: " in done.stderr
+
+
+def test_what_fails_on_any_gpu_is_explained_by_the_steps_before_it_ran_out(tmp_path: Path) -> None:
+    """On the GPU without a limit this program fails as well, so that it shows no peak."""
+    program = LOSSES.replace("range(6)", "range(30)").replace("4096, 64", "200_000, 64")
+    program = program.replace("append(reg)", "append(net[:2](x))") + "raise ValueError('no end')\n"
+    done, found = explain(tmp_path, program)
+    assert done.returncode == 1, done.stderr
+    assert found["ended"] == "out of memory"
+    assert found["failed"]
+    cause = found["causes"][0]
+    assert "losses (a list of" in cause["sentence"]
+    assert cause["kept_at"]["line"] == line_of(program, "losses.append")
+    assert any("the run that ran out of memory" in note for note in found["notes"])
