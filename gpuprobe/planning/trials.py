@@ -30,8 +30,8 @@ _SHORT: Final = 60.0
 """Seconds that each second run may take."""
 _LATE: Final = 2.5
 """How many times as long as its floating-point operations predict: this machine may be busy. Some
-operators are far slower than the prediction, such as the backward pass of a convolution in fp16,
-which takes 60 times as long on a CPU as in fp32."""
+operators are far slower: the backward pass of a convolution in fp16 (3x3, 64 channels, 56x56) had
+0.8 billion operations a second on two cores, in fp32 12 billion, of the 50 that are assumed."""
 TOO_SLOW: Final = "it was not finished in the time that its operations should take"
 """Why a second run was given up."""
 
