@@ -344,6 +344,29 @@ def test_a_variable_that_ends_a_little_late_is_no_cause_and_is_named(tmp_path: P
     assert "Memory that is not needed" not in estimated.stdout
 
 
+REPLICAS = """\
+import torch
+from torch import nn
+
+layers = [nn.Conv2d(3, 64, 3), nn.ReLU(), nn.Conv2d(64, 64, 3), nn.ReLU()]
+layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)]
+net = nn.DataParallel(nn.Sequential(*layers)).cuda()
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+labels = torch.zeros(64, dtype=torch.long, device="cuda")
+for step in range(3):
+    loss = nn.functional.cross_entropy(net(torch.randn(64, 3, 64, 64).cuda()), labels)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_gradients_that_nccl_adds_up_are_read(tmp_path: Path) -> None:
+    """DataParallel calls it without an operator of torch."""
+    _, found = explain(tmp_path, REPLICAS, "--gpu", "2xt4")
+    assert "unread-gradients" not in [one["rule"] for one in found["causes"]]
+
+
 def test_memory_in_the_cache_of_old_streams(tmp_path: Path) -> None:
     _, found = explain(tmp_path, STREAMS)
     first = found["causes"][0]
@@ -674,7 +697,7 @@ for step in range(4):
     (tmp_path / "wrong.py").write_text(f"import torch\ntorch.ones(9, device='cuda')\n{wrong}\n")
     done = gpuprobe("explain", "--gpu", "t4", "wrong.py", cwd=tmp_path)
     assert done.returncode == 5
-    assert "the program ended with code 5: ValueError: unknown\n" in done.stderr
+    assert "the program failed: ValueError: unknown\n" in done.stderr
 
 
 def test_an_explanation_keeps_the_files_of_the_user(tmp_path: Path) -> None:
@@ -828,7 +851,9 @@ def test_a_program_without_a_step_in_the_time_is_one_line(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("program", "code", "text"),
     [
-        ("raise ValueError('no data')\n", 5, "ValueError: no data"),
+        ("raise ValueError('no data')\n", 5, "the program failed: ValueError: no data"),
+        ("import sys; sys.exit(3)\n", 5, "the program ended with code 3\n"),
+        ("input()\n", 5, "EOFError"),
         ("print('nothing')\n", 2, "allocated no memory on the GPU"),
     ],
 )
@@ -838,9 +863,22 @@ def test_what_cannot_be_explained_is_one_line(
     (tmp_path / "train.py").write_text(program)
     done = gpuprobe("explain", "train.py", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (code, "")
-    errors = [line for line in done.stderr.splitlines() if "error:" in line]
+    errors = [line for line in done.stderr.splitlines(keepends=True) if "error:" in line]
     assert len(errors) == 1
     assert text in errors[0]
+    assert "hint: " in done.stderr
+
+
+def test_what_fails_on_any_gpu_is_explained_by_the_steps_before_it_ran_out(tmp_path: Path) -> None:
+    """On the GPU without a limit this program fails as well, so that it shows no peak."""
+    program = LOSSES.replace("range(6)", "range(30)").replace("4096, 64", "200_000, 64")
+    program = program.replace("append(reg)", "append(net[:2](x))") + "raise ValueError('no end')\n"
+    done, found = explain(tmp_path, program)
+    assert done.returncode == 1, done.stderr
+    assert found["ended"] == "out of memory"
+    assert found["failed"]
+    assert "losses (a list of" in found["causes"][0]["sentence"]
+    assert any("the run that ran out of memory" in note for note in found["notes"])
 
 
 BEST = """\
