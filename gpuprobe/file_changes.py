@@ -6,9 +6,14 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final
 
 from gpuprobe.patching import patch
+from gpuprobe.user_frames import Owner, name_of, owner_of
+
+_MACHINERY: Final = ("importlib", "multiprocessing", "torch._dynamo", "torch._inductor", "triton")
+"""Modules whose files are caches and queues."""
 
 Changes = Iterator[tuple[Any, bool]]
 """Paths that are changed, and whether the content of the file itself is needed."""
@@ -38,6 +43,25 @@ def wrap_torch_writer(before: Callable[[str], str | None]) -> Callable[[], None]
         return original(file, *arguments, **options)
 
     return patch(torch._C, "PyTorchFileWriter", writer)
+
+
+def is_programs_doing(own: Sequence[str], *, otherwise: bool) -> bool:
+    """Whether the program is what changes a file now, itself or through a library. ``own``: modules
+    of gpuprobe through which the change is reported. ``otherwise``: for a stack without a frame of
+    the user, as in a thread of a library.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        owner = owner_of(name_of(frame.f_code.co_filename))
+        module = str(frame.f_globals.get("__name__", ""))
+        if owner is Owner.USER:
+            return True
+        if module.startswith(_MACHINERY):
+            return False
+        if owner is Owner.GPUPROBE and module != __name__ and module not in own:
+            return False
+        frame = frame.f_back
+    return otherwise
 
 
 def _opened(arguments: Sequence[Any]) -> Changes:

@@ -58,7 +58,7 @@ from gpuprobe.causes.find import (
     causes_at,
     searched_at,
 )
-from gpuprobe.causes.groups import LEAST, LEAST_EFFECT
+from gpuprobe.causes.groups import LEAST, LEAST_EFFECT, copied
 from gpuprobe.causes.lines import capture_line, loop_line, stored_as, storing_line
 from gpuprobe.causes.recorded import (
     cause_of,
@@ -86,6 +86,7 @@ from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import LineNumber, Unavailable
 from gpuprobe.remedies.edits import CloneStored, Detach, ToCpu
+from gpuprobe.remedies.output import OutputComparison
 from gpuprobe.remedies.setting import AllocatorSetting
 from gpuprobe.remedies.text import ProgramText, Refused, parsed
 
@@ -153,6 +154,21 @@ class Subject:
 
 _TRIABLE: Final = (RunEnd.COMPLETE, RunEnd.EPOCH)
 """Programs that end in time, so that they can be run again with a change."""
+
+
+class _Outcome(NamedTuple):
+    """What came of trying edits: the ``effect``, and the ``edit`` that has it, None if it is the
+    replayed one. ``refuted``: the changed program needs as much.
+    """
+
+    effect: Effect
+    edit: EditCandidate | None = None
+    refuted: bool = False
+
+    @property
+    def helped(self) -> bool:
+        """Whether the program needs less with the edit."""
+        return self.edit is not None
 
 
 class _Held(NamedTuple):
@@ -310,6 +326,8 @@ class _Explaining:
             self._ended = RunEnd.EPOCH
             self._detail = f"after {self._steps} training steps"
             self._not_run = (end.epoch.text,)
+        if end is not None:
+            self._not_run += end.kept_files
         error = None if end is None else end.error
         if recording is not None and error is not None and error.out_of_memory:
             self._ended, self._detail = RunEnd.OUT_OF_MEMORY, error.message
@@ -381,8 +399,9 @@ class _Explaining:
         from gpuprobe.sampler.tracing.inspection import REQUEST
 
         unneeded = [b for b in searched_at(lives, mark.event, failed=failed) if lives.made[b.row]]
-        least = LEAST * lives.tensors(mark.event)
-        if mark.event < 0 or sum(block.bytes for block in unneeded) < least:
+        tensors = lives.tensors(mark.event)
+        much = sum(block.bytes for block in unneeded) >= LEAST * tensors
+        if mark.event < 0 or not (much or copied(unneeded) >= LEAST_EFFECT * tensors):
             return _Held({}, {})
         if time.monotonic() > self._until:
             self._notes.append(f"{_HOLDERS}: the time was over")
@@ -429,26 +448,33 @@ class _Explaining:
             return tuple(
                 cause_of(one, Effect(Certainty.UNTRIED, peak, _FAILED)) for one in diagnosed
             )
-        causes = []
+        helped: list[MemoryCause] = []
+        others: list[MemoryCause] = []
+        refuted: list[MemoryCause] = []
         for found in diagnosed:
             one = self._refined(found)
             effect = replayed(one, peak)
             edits = self._edits(one)
+            made: EditCandidate | None = None
+            group = others
             if self._ended in _TRIABLE:
                 tried = self._best(edits, effect)
-                if tried.certainty is not Certainty.TRIED or not _saves_little(tried, effect):
-                    effect = tried
+                if not tried.helped or not _saves_little(tried.effect, effect):
+                    effect, made = tried.effect, tried.edit
                 elif one.answer.edit in _WHOLE_REMEDIES:
                     continue  # other memory is as high a moment later
                 else:
                     effect = replace(effect, note="an edit was tried, and saves less")
+                group = helped if made is not None else refuted if tried.refuted else others
             if _saved_bytes(effect) < _LEAST_BYTES:
                 continue
             kept_at = _stored_at(one, files_of(one, self._script))
-            if effect.certainty is Certainty.TRIED or kept_at is None or one.kept_at is not None:
-                kept_at = _kept_at(one, edits) or kept_at
-            causes.append(cause_of(_with_stored_name(one, kept_at), effect, kept_at))
-        return tuple(causes)
+            if made is not None or kept_at is None or one.kept_at is not None:
+                kept_at = _kept_at(one, edits, made) or kept_at
+            group.append(cause_of(_with_stored_name(one, kept_at), effect, kept_at))
+        # Several may be about one graph, which the best of their remedies frees.
+        helped.sort(key=_saved, reverse=True)
+        return (*helped, *others, *refuted)
 
     def _cached(self, site: PeakSite, *, failed: bool) -> Iterator[MemoryCause]:
         """The causes of memory in the allocator's cache."""
@@ -585,37 +611,45 @@ class _Explaining:
             RemedyRequest({candidate.path: [candidate.edit]}), left
         )
 
-    def _best(self, edits: Sequence[EditCandidate], replayed: Effect) -> Effect:
+    def _best(self, edits: Sequence[EditCandidate], replayed: Effect) -> _Outcome:
         """The effect of the best edit: of one that saves about as much as the replay, no other is
-        tried.
+        tried, and edits of another kind only where none of the first one helps.
         """
-        best = replayed
+        best = _Outcome(replayed)
         for candidate in edits:
+            if best.helped and not isinstance(candidate.edit, type(edits[0].edit)):
+                break
             tried = self._tried(candidate, replayed)
-            better = tried.certainty is Certainty.TRIED and _after(tried) < _after(best)
-            if best.certainty is not Certainty.TRIED or better:
+            if not best.helped or (tried.helped and _after(tried.effect) < _after(best.effect)):
                 best = tried
-            if best.certainty is Certainty.TRIED and _after(best) <= _AS_MUCH * _after(replayed):
+            if best.helped and _after(best.effect) <= _AS_MUCH * _after(replayed):
                 break
         return best
 
-    def _tried(self, candidate: EditCandidate, replayed: Effect) -> Effect:
+    def _tried(self, candidate: EditCandidate, replayed: Effect) -> _Outcome:
         """The effect of an edit, if the changed program needs less; otherwise the replayed one."""
         result = self._try(candidate)
         if result is None:
-            return replace(replayed, note="there was no time left to try it (--budget)")
+            note = "there was no time left to try it (--budget)"
+            return _Outcome(replace(replayed, note=note))
         if isinstance(result, TriedRemedy) and result.helps:
-            return Effect(
+            effect = Effect(
                 Certainty.TRIED,
                 result.before_allocated,
                 result.peak_allocated,
                 patch=result.remedy.patch.decode("utf-8", "replace"),
                 note=result.output.value,
             )
+            return _Outcome(effect, candidate)
+        if isinstance(result, TriedRemedy) and result.output is OutputComparison.DIFFERENT:
+            note = "an edit was tried, and the changed program prints something else"
+            return _Outcome(replace(replayed, note=note))
         if isinstance(result, TriedRemedy):
-            return replace(replayed, note="an edit was tried, and did not help")
+            note = "an edit was tried, and did not help"
+            effect = replace(replayed, bound=Bound.OR_MORE, note=note)
+            return _Outcome(effect, refuted=True)
         why = "not tried" if isinstance(result, UntriedRemedy) else "an edit was tried, and failed"
-        return replace(replayed, note=f"{why}: {result.reason}")
+        return _Outcome(replace(replayed, note=f"{why}: {result.reason}"))
 
 
 def _ranked(
@@ -667,12 +701,18 @@ def _saved(cause: MemoryCause) -> int:
     return cause.bytes if isinstance(effect.after, Unavailable) else effect.before - effect.after
 
 
-def _kept_at(found: Diagnosed, edits: Sequence[EditCandidate]) -> Place | None:
-    """The line that stores what holds the memory, or makes it larger than it must be."""
-    for candidate in edits:
-        if isinstance(candidate.edit, (CloneStored, Detach, ToCpu)):
-            return Place(candidate.path, LineNumber(candidate.edit.line))
-    return found.kept_at
+def _kept_at(
+    found: Diagnosed, edits: Sequence[EditCandidate], made: EditCandidate | None
+) -> Place | None:
+    """The line that stores what holds the memory, or makes it larger than it must be: that of the
+    edit that was ``made`` and helps, or of the only one that applies.
+    """
+    lines = {
+        Place(one.path, LineNumber(one.edit.line))
+        for one in ([made] if made is not None else edits)
+        if isinstance(one.edit, (CloneStored, Detach, ToCpu))
+    }
+    return lines.pop() if len(lines) == 1 else found.kept_at
 
 
 def _stored_at(diagnosed: Diagnosed, files: Sequence[str]) -> Place | None:

@@ -413,14 +413,14 @@ def _recorded(
             uses=uses,
         )
         recorder.set_argv(loaded.argv)
-        first = None
+        only = None
         if epoch is not None:
             from gpuprobe.planning.first_epoch import FirstEpoch, FirstEpochOnly
 
             first = FirstEpoch(epoch)
             first.on_stop = first.on_stop_in_training = recorder.stop
             recorder.progress = first.phase
-            loaded = FirstEpochOnly(loaded, first)
+            loaded = only = FirstEpochOnly(loaded, first)
         if not holders:
             recorder.without_holders()
         children.follow(recorder, stack)
@@ -438,7 +438,8 @@ def _recorded(
         result = RunResult(code, error, found)
         ended = stack.pop_all()
         with _after_the_program(warn):
-            recorder.epoch = None if first is None else first.end()
+            if only is not None:
+                only.end(recorder)
             with ended:
                 if found is not None and (error is not None or code):
                     from gpuprobe.hazards.findings.results import ending

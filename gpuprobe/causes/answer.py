@@ -21,6 +21,8 @@ class EditKind(Enum):
     NO_GRAD_AT_CALL = "no_grad_at_call"  # around the function or loop that calls the model
     EXPAND = "expand"  # instead of repeat, at the line that makes it
     FOREACH = "foreach"  # False, where the optimizer is made
+    RETAIN_GRAPH = "retain_graph"  # False, where the backward pass is run
+    FREE_GRADIENTS = "free_gradients"  # after the optimizer's step
     SET_TO_NONE = "set_to_none"  # True, where gradients are zeroed
     CHUNK_SIZE = "chunk_size"  # of vmap
     ALL_USED = "all_used"  # find_unused_parameters=False, where the replica is made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import Final, NamedTuple
 
 from gpuprobe.causes.answer import EditKind
@@ -17,6 +18,7 @@ from gpuprobe.remedies.edits import (
     Detach,
     Edit,
     ExpandInsteadOfRepeat,
+    FreeGradients,
     InsertCall,
     MapLocationCpu,
     NoGrad,
@@ -26,11 +28,12 @@ from gpuprobe.remedies.edits import (
     WithoutAllocatorOption,
     apply,
 )
-from gpuprobe.remedies.text import FUNCTIONS, LOOPS, ProgramText, Refused
+from gpuprobe.remedies.text import FUNCTIONS, LOOPS, ProgramText, Refusal, Refused
 
 _MOST = 3
 
 _KEYWORDS: Final[Mapping[EditKind, tuple[str, str, str | None]]] = {
+    EditKind.RETAIN_GRAPH: ("backward", "retain_graph", None),
     EditKind.SET_TO_NONE: ("zero_grad", "set_to_none", "True"),
     EditKind.CHUNK_SIZE: ("vmap", "chunk_size", "32"),
     EditKind.ALL_USED: ("DistributedDataParallel", "find_unused_parameters", None),
@@ -79,11 +82,12 @@ def without_option(text: ProgramText, option: str) -> Iterator[Edit]:
 
 
 class _Place(NamedTuple):
-    """A group in one file: the lines that made it, used it last, and call or store what keeps it, 0
-    if these are elsewhere.
+    """A group in the file ``path``: the lines that made it, used it last, and call or store what
+    keeps it, 0 if these are elsewhere.
     """
 
     group: HeldGroup
+    path: str
     text: ProgramText
     made: int
     used: int
@@ -104,7 +108,7 @@ def _edits(cause: Diagnosed, path: str, text: ProgramText) -> Iterator[Edit]:
         for line in _lines_with(text, call):
             yield SetKeyword(line, call, keyword, value)
     elif kind in _EDITS:
-        yield from _EDITS[kind](_Place(group, text, made, used, kept))
+        yield from _EDITS[kind](_Place(group, path, text, made, used, kept))
 
 
 def _deletions(place: _Place) -> Iterator[Edit]:
@@ -144,6 +148,23 @@ def _optimizers(place: _Place) -> Iterator[Edit]:
             yield SetKeyword(number, found[1], "foreach", "False")
 
 
+def _where_stored(edit: Callable[[int, bool], Edit]) -> Callable[[_Place], Iterator[Edit]]:
+    """An edit of the lines that store the memory: of all values that one of them stores, if it
+    stores several.
+    """
+
+    def edits(place: _Place) -> Iterator[Edit]:
+        for line in place.stored:
+            alone = apply(place.text, [edit(line, False)])
+            several = isinstance(alone, Refused) and alone.reason is Refusal.AMBIGUOUS
+            yield edit(line, several)
+
+    return edits
+
+
+_moves: Final = _where_stored(lambda line, every: ToCpu(line, detach=True, every=every))
+
+
 def _where_made(edit: Callable[[int], Edit]) -> Callable[[_Place], Iterator[Edit]]:
     """An edit of the line that made the memory."""
 
@@ -154,14 +175,30 @@ def _where_made(edit: Callable[[int], Edit]) -> Callable[[_Place], Iterator[Edit
     return edits
 
 
+_detachments: Final = _where_stored(lambda line, every: Detach(line, every=every))
+
+
+def _without_graph(place: _Place) -> Iterator[Edit]:
+    """Without gradients, at the line that made it, or that called the function which did."""
+    for frame in place.group.main.frames:
+        if frame.filename == place.path:
+            yield NoGrad(frame.line, frame.line)
+
+
+def _freed_gradients(place: _Place) -> Iterator[Edit]:
+    for line in [place.used] if place.used else _lines_with(place.text, "step"):
+        yield FreeGradients(line)
+
+
 _EDITS: Final[Mapping[EditKind, Callable[[_Place], Iterator[Edit]]]] = {
-    EditKind.DETACH: lambda place: map(Detach, place.stored),
-    EditKind.TO_CPU: lambda place: (ToCpu(line, detach=True) for line in place.stored),
+    EditKind.DETACH: lambda place: chain(_detachments(place), _without_graph(place)),
+    EditKind.TO_CPU: lambda place: chain(_moves(place), _deletions(place)),
     EditKind.DELETE: _deletions,
     EditKind.CLONE: _clones,
     EditKind.FOREACH: _optimizers,
+    EditKind.FREE_GRADIENTS: _freed_gradients,
     EditKind.MAP_LOCATION: _where_made(MapLocationCpu),
-    EditKind.NO_GRAD: _where_made(lambda line: NoGrad(line, line)),
+    EditKind.NO_GRAD: _without_graph,
     EditKind.NO_GRAD_AT_CALL: _without_gradients,
     EditKind.EXPAND: _where_made(ExpandInsteadOfRepeat),
     EditKind.COLLECT: _where_made(lambda line: InsertCall(line, "gc.collect()", Where.END_OF_LOOP)),

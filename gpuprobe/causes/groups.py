@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuprobe.analysis.peak.needs import Biographies
@@ -22,7 +22,10 @@ all their memory, a tenth can be variables of the iteration before."""
 LEAST_EFFECT = 0.05
 """The share of the tensors at the peak that a remedy has to save: other memory may be as high a
 moment later. Memory to which no name leads, only objects in a cycle, is worth a cause from that on:
-no program needs it."""
+no program needs it. So are copies (`copied`)."""
+
+_COPIED = 8
+"""How many tensors of one line are more than variables of the iteration before."""
 
 
 _NAMED = (HolderRoot.LOCAL, HolderRoot.GLOBAL, HolderRoot.CLASS)
@@ -80,7 +83,8 @@ class HeldBlock:
 
 @dataclass(frozen=True, slots=True)
 class HeldGroup:
-    """Blocks that one thing of the program holds; ``holder`` is that of the largest."""
+    """Blocks that one thing of the program holds; ``holder`` is that of the largest of those that
+    the same part of it holds, the part with the most bytes."""
 
     blocks: tuple[HeldBlock, ...]
     holder: Holder | None
@@ -215,14 +219,50 @@ def groups_of(
             key = (early, holder.root, holder.function, name)
         found.setdefault(key, []).append(block)
     groups = [
-        HeldGroup(tuple(members), holders.get(max(members, key=lambda b: b.bytes).row), tensors)
+        HeldGroup(tuple(members), _main_holder(members, holders), tensors)
         for members in found.values()
     ]
     groups = list(_joined(groups))
     for group in sorted(groups, key=lambda group: -group.bytes):
         cycle = group.holder is not None and group.holder.root is HolderRoot.CYCLE
-        if group.share >= (LEAST_EFFECT if cycle else LEAST):
+        share = LEAST_EFFECT if cycle or _copies_alone(group) else LEAST
+        if group.share >= share:
             yield group
+
+
+def _copies_alone(group: HeldGroup) -> bool:
+    """Whether they are all that something keeps several tensors in."""
+    holder = group.holder
+    kept = holder is not None and holder.container is not None
+    return kept and copied(group.blocks) == group.bytes
+
+
+def copied(blocks: Iterable[HeldBlock]) -> int:
+    """The bytes of tensors that one line made many of, in an earlier step, and nothing uses again,
+    such as a copy of all weights; without gradients, which come back with the next step.
+    """
+    lines: dict[tuple[Frame, ...], list[int]] = {}
+    for block in blocks:
+        needless = block.earlier and block.need.needless
+        if needless and block.category is not Category.GRADIENT:
+            lines.setdefault(block.frames, []).append(block.bytes)
+    return max((sum(sizes) for sizes in lines.values() if len(sizes) >= _COPIED), default=0)
+
+
+def _main_holder(blocks: Sequence[HeldBlock], holders: Mapping[int, Holder]) -> Holder | None:
+    """What holds the most of them, such as one list of an object that also has others."""
+    parts: dict[tuple[str, ...], list[HeldBlock]] = {}
+    for block in blocks:
+        holder = holders.get(block.row)
+        parts.setdefault(() if holder is None else _labels(holder), []).append(block)
+    most = max(parts.values(), key=lambda part: sum(block.bytes for block in part))
+    return holders.get(max(most, key=lambda block: block.bytes).row)
+
+
+def _labels(holder: Holder) -> tuple[str, ...]:
+    """The path to a tensor, with all elements of a list or tuple alike."""
+    inner = [step.label for step in holder.path]
+    return tuple("[]" if label[1:-1].isdigit() else label for label in inner)
 
 
 def _joined(groups: Iterable[HeldGroup]) -> Iterator[HeldGroup]:
@@ -257,5 +297,4 @@ def _structure(group: HeldGroup) -> tuple[str, ...]:
         return ()
     if holder.container is None or not all(block.need.needless for block in group.blocks):
         return ()
-    inner = [step.label for step in holder.path[1:]]
-    return (holder.path[0].kind, *("[]" if label[1:-1].isdigit() else label for label in inner))
+    return (holder.path[0].kind, *_labels(holder)[1:])

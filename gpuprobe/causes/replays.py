@@ -26,6 +26,7 @@ from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.causes.groups import HeldBlock, ProgramStacks
 from gpuprobe.causes.live_memory import Excess, LiveMemory
 from gpuprobe.errors import DataError
+from gpuprobe.model.memory import Category
 from gpuprobe.model.needs import Need
 from gpuprobe.model.run.holders import Holder, HolderRoot, Kept
 from gpuprobe.model.run.session import Step
@@ -92,6 +93,19 @@ class KindedTrace:
         at = bisect_right(outside, event)
         return outside[at] if at < len(outside) else self.lives.ledger.events
 
+    def after_the_step(self, event: int) -> int:
+        """The first allocation after an event that no optimizer makes."""
+        at = bisect_right(self._not_by_optimizers, event)
+        left = self._not_by_optimizers[at : at + 1]
+        return left[0] if left else self.lives.ledger.events
+
+    @cached_property
+    def _not_by_optimizers(self) -> list[int]:
+        ledger = self.lives.ledger
+        phases, strings = ledger.column("made_phase"), ledger.trace.stacks.strings
+        made = zip(ledger.start[: ledger.made], phases, strict=False)
+        return [start for start, phase in made if not strings[phase].startswith("optimizer")]
+
 
 class Replay(Protocol):
     """A change of the program, and what its memory would be."""
@@ -145,6 +159,8 @@ class FreedEarly:
             if row in holders and holders[row].root is HolderRoot.EXCEPTION
         }
         """By kind, the function that an exception ended: until then it holds its variables."""
+        self._gradients = {kinds[b.row] for b in blocks if b.category is Category.GRADIENT}
+        """They can be freed when the optimizer has ended, not when it has read them."""
 
     def with_remedy(self, remedy: Remedy) -> FreedEarly:
         """The same blocks, with another remedy."""
@@ -248,6 +264,8 @@ class FreedEarly:
             end, until = early[row], lives.made[row] + held
             if held and until > before:
                 end = max(end, bisect_right(operator, until))
+            if kind in self._gradients:
+                end = max(end, traced.after_the_step(early[row]))
             if kind in self._functions:
                 end = max(end, traced.left(self._functions[kind], ledger.start[row]))
             ends[row] = min(ends[row], end)

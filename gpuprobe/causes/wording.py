@@ -7,7 +7,7 @@ from typing import Final
 
 from gpuprobe.causes.live_memory import LiveMemory
 from gpuprobe.model.memory import Category
-from gpuprobe.model.run.holders import Holder, HolderRoot, Kept
+from gpuprobe.model.run.holders import Holder, HolderRoot, Kept, with_article
 
 _MOST_NAMES: Final = 3
 
@@ -21,7 +21,7 @@ def kept_in(holder: Holder) -> str:
         labels.append(step.label)
         if (step.holding or 0) > 1:
             where = f" in {holder.function}" if holder.function else ""
-            return f"{''.join(labels)} (a {step.kind} of {step.size:,}{where})"
+            return f"{''.join(labels)} ({with_article(step.kind)} of {step.size:,}{where})"
     return holder.place
 
 

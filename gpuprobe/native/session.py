@@ -17,6 +17,7 @@ from gpuprobe.catalogue.gpus import parse_spec
 from gpuprobe.clocks import time
 from gpuprobe.errors import GpuprobeError, TooLate, ValueNeeded
 from gpuprobe.file_changes import wrap_torch_writer
+from gpuprobe.kept_files import discarded
 from gpuprobe.model.text import human_bytes
 from gpuprobe.native import hidden, process
 from gpuprobe.native.calls import NativeCalls
@@ -294,7 +295,7 @@ class NativeSession:
             return None
         if not Path(path).is_file() or Path(path).stat().st_mtime >= self._began:
             return None
-        self.assume(f"{path} is kept: what the program saves there is not written")
+        self.assume(discarded(path))
         return os.devnull
 
     def stop(self) -> None:

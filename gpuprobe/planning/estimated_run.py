@@ -20,6 +20,7 @@ from gpuprobe.errors import (
     UsageError,
     ValueNeeded,
 )
+from gpuprobe.kept_files import KeptFiles
 from gpuprobe.model.plans.estimate import Estimate
 from gpuprobe.model.plans.request import EstimateRequest
 from gpuprobe.native.measurement import NativeMeasurement
@@ -143,7 +144,8 @@ class EstimatedProgram(EstimatedFunction):
         epoch.on_stop = recorder.stop
         epoch.on_end = lambda: self._keep_needed(measured)
         epoch.on_stop_in_training = self._collect
-        with restored_if_it_fails(), epoch.watch(), scratch_recording() as scratch:
+        kept = KeptFiles()
+        with restored_if_it_fails(), kept.keep(), epoch.watch(), scratch_recording() as scratch:
             self._run(measured, recorder, scratch.parent)
             steps = epoch.steps
             if not steps:
@@ -153,6 +155,8 @@ class EstimatedProgram(EstimatedFunction):
             if processes.used:
                 measured.session.assume(assumption_text(processes.used))
             measured.include(processes.assumed, processes.unknown_reads)
+        for note in kept.notes:
+            measured.session.assume(note)
         return steps
 
     def _keep_needed(self, measured: NativeMeasurement) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from gpuprobe.clocks import monotonic, process_time
+from gpuprobe.kept_files import KeptFiles
 from gpuprobe.model.run.session import EpochEnd
 from gpuprobe.patching import when_imported
 from gpuprobe.sampler.failures import program_error
@@ -18,6 +19,7 @@ from gpuprobe.sampler.hooks.optimizer_steps import Enough, limit, limit_without_
 if TYPE_CHECKING:
     from gpuprobe.planning.first_evaluation import FirstEvaluation
     from gpuprobe.sampler.program import Runnable
+    from gpuprobe.sampler.recorder import Recorder
 
 _WITHOUT_LOADER: Final = 2
 """How many times the time a program gets whose batches come from no DataLoader: its epoch cannot be
@@ -149,13 +151,21 @@ class FirstEpochOnly:
     def __init__(self, program: Runnable, epoch: FirstEpoch) -> None:
         self._program = program
         self._epoch = epoch
+        self._kept_files = KeptFiles()
         self.argv = program.argv
 
+    def end(self, recorder: Recorder) -> None:
+        """Give the end of the recording what is known of the program's."""
+        recorder.epoch = self._epoch.end()
+        recorder.kept_files = self._kept_files.notes
+
     def run(self) -> None:
-        """Run the program. Raises what it raises, but for errors after the end of its epoch that
-        are not about memory: they may be due to that.
+        """Run the program, which keeps its older files (`gpuprobe.kept_files`). Raises what it
+        raises, but for errors after the end of its epoch that are not about memory: they may be
+        due to that.
         """
         with ExitStack() as stack:
+            stack.enter_context(self._kept_files.keep())
             watch = self._epoch.watch
             stack.callback(when_imported("torch", lambda: stack.enter_context(watch())))
             try:

@@ -21,19 +21,18 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any, Final
 
 import torch
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from gpuprobe import kept_files
 from gpuprobe.errors import GpuprobeError, UnknownValue, ValueNeeded
-from gpuprobe.file_changes import changes_of, wrap_torch_writer
+from gpuprobe.file_changes import changes_of, is_programs_doing, wrap_torch_writer
 from gpuprobe.patching import Patches
 from gpuprobe.planning.processes import Stalled
 from gpuprobe.sampler.hooks.optimizer_steps import Enough
 from gpuprobe.torch_support.callers import place_in
-from gpuprobe.user_frames import Owner, name_of, owner_of
 
 _AHEAD: Final = 2
 """Training steps that may follow: Accelerate and Lightning read a batch ahead of the program."""
@@ -46,10 +45,7 @@ _MOST_BATCHES: Final = 256
 
 _TRAINS: Final = "the next training step"
 
-_MACHINERY: Final = ("importlib", "multiprocessing", "torch._dynamo", "torch._inductor", "triton")
-"""Modules whose files are caches and queues."""
-
-_HERE: Final = (__name__, changes_of.__module__)
+_HERE: Final = (__name__, kept_files.__name__)
 """Modules of gpuprobe through which a change is reported."""
 
 
@@ -205,16 +201,7 @@ class FirstEvaluation:
         """Whether the program itself, in this process, is what runs now."""
         if os.getpid() != self._process:
             return False
-        frame: FrameType | None = sys._getframe(2)
-        while frame is not None:
-            owner = owner_of(name_of(frame.f_code.co_filename))
-            module = frame.f_globals.get("__name__", "")
-            if owner is Owner.USER:
-                return True
-            if module.startswith(_MACHINERY) or (owner is Owner.GPUPROBE and module not in _HERE):
-                return False
-            frame = frame.f_back
-        return False
+        return is_programs_doing(_HERE, otherwise=False)
 
     def _stop(self, why: str) -> None:
         if not self.ended:

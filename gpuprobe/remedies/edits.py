@@ -41,10 +41,11 @@ from gpuprobe.remedies.text import (
 @dataclass(frozen=True)
 class Detach:
     """``.detach()`` for what the line stores: in a container, an attribute, an item, a sum, a
-    returned value. ``name``: the expression, if the line stores several."""
+    returned value. ``name``: the expression, if the line stores several; ``every``: all of them."""
 
     line: int
     name: str = ""
+    every: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class ToCpu:
     line: int
     name: str = ""
     detach: bool = False
+    every: bool = False
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,14 @@ class InsertCall:
 
 
 @dataclass(frozen=True)
+class FreeGradients:
+    """``zero_grad(set_to_none=True)`` of the optimizer after the ``step()`` of the line, which may
+    be a gradient scaler's. What has no ``zero_grad`` in the file may be a scheduler."""
+
+    line: int
+
+
+@dataclass(frozen=True)
 class ClearAfterLoop:
     """``container.clear()`` after the loop that the line is in or begins."""
 
@@ -163,6 +173,7 @@ Edit: TypeAlias = (
     | SetKeyword
     | MapLocationCpu
     | InsertCall
+    | FreeGradients
     | ClearAfterLoop
     | AutogradGrad
 )
@@ -182,11 +193,14 @@ def apply(text: ProgramText, edits: Sequence[Edit]) -> ProgramText | Refused:
 def _changes(text: ProgramText, edit: Edit) -> list[Replacement] | Refused:
     if not text.statements(edit.first if isinstance(edit, NoGrad) else edit.line):
         return Refused(Refusal.NO_STATEMENT)
+    if isinstance(edit, (InsertCall, FreeGradients, ClearAfterLoop)):
+        return _with_call(text, edit)
     match edit:
-        case Detach(line, name):
-            return stored_as(text, line, name, ".detach()")
-        case ToCpu(line, name, detach):
-            return stored_as(text, line, name, ".detach().cpu()" if detach else ".cpu()")
+        case Detach(line, name, every):
+            return stored_as(text, line, name, ".detach()", every=every)
+        case ToCpu(line, name, detach, every):
+            method = ".detach().cpu()" if detach else ".cpu()"
+            return stored_as(text, line, name, method, every=every)
         case CloneStored() | ExpandInsteadOfRepeat() | WithoutAllocatorOption():
             return _smaller(text, edit)
         case DeleteAfterUse(line, name):
@@ -197,12 +211,20 @@ def _changes(text: ProgramText, edit: Edit) -> list[Replacement] | Refused:
             return keyword_set(text, edit.line, edit.call, edit.keyword, edit.value, edit.position)
         case MapLocationCpu(line):
             return keyword_set(text, line, "torch.load", "map_location", '"cpu"', 1)
-        case InsertCall(line, call, where):
-            return _inserted(text, line, call, where)
-        case ClearAfterLoop(line, container):
-            return _cleared(text, line, container)
         case AutogradGrad(line):
             return with_autograd_grad(text, line)
+
+
+def _with_call(
+    text: ProgramText, edit: InsertCall | FreeGradients | ClearAfterLoop
+) -> list[Replacement] | Refused:
+    match edit:
+        case InsertCall(line, call, where):
+            return _inserted(text, line, call, where)
+        case FreeGradients(line):
+            return _freed_gradients(text, line)
+        case ClearAfterLoop(line, container):
+            return _cleared(text, line, container)
 
 
 def _smaller(
@@ -326,12 +348,15 @@ def _released_before_the_next(
         for one in ast.walk(loop)
         if isinstance(one, ast.stmt) and one is not loop and binds(one, name)
     ]
-    if len(assigning) != 1 or not _is_assignment(assigning[0]):
+    dead = [
+        one
+        for one in assigning
+        if _is_assignment(one) and one is not node and not live.before.get(one, True)
+    ]
+    if not dead:
         return Refused(Refusal.USED_LATER, name)
-    (first,) = assigning
-    if live.before.get(first, True):
-        return Refused(Refusal.USED_LATER, name)
-    return inserted_before(text, first, f"{name} = None")
+    later = [one for one in dead if one.lineno > node.lineno]  # or in the next iteration
+    return inserted_before(text, min(later or dead, key=lambda one: one.lineno), f"{name} = None")
 
 
 def _is_assignment(node: Statement) -> bool:
@@ -387,6 +412,23 @@ def _inserted(text: ProgramText, line: int, call: str, where: Where) -> list[Rep
     else:
         found = appended_to_loop(text, cast("ast.For | ast.AsyncFor | ast.While", node), call)
     return found if isinstance(found, Refused) else [*added, *found]
+
+
+def _freed_gradients(text: ProgramText, line: int) -> list[Replacement] | Refused:
+    for node in text.statements(line):
+        call = node.value if isinstance(node, ast.Expr) else None
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+            continue
+        if call.func.attr != "step":
+            continue
+        optimizer = call.func.value
+        if "scaler" in ast.unparse(optimizer).lower() and call.args:
+            optimizer = call.args[0]
+        name = ast.unparse(optimizer)
+        zeroed = [one for one in ast.walk(text.tree) if isinstance(one, ast.Attribute)]
+        if f"{name}.zero_grad" in map(ast.unparse, zeroed):
+            return inserted_after(text, node, f"{name}.zero_grad(set_to_none=True)")
+    return Refused(Refusal.NO_STATEMENT, "the step of an optimizer whose gradients are zeroed")
 
 
 def _cleared(text: ProgramText, line: int, container: str) -> list[Replacement] | Refused:

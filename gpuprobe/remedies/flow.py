@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeAlias
 
+from gpuprobe.remedies.reaching import ControlFlow, bound_by
 from gpuprobe.remedies.text import BLOCKS, FUNCTIONS, LOOPS, ProgramText, Scope, Statement
 
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp)
@@ -312,36 +314,65 @@ _FRAMEWORK = frozenset(("forward", "training_step", "compute_loss", "loss", "clo
 """Functions whose result a framework calls ``backward`` on."""
 
 
-def needed_by_backward(text: ProgramText, keys: frozenset[str], scope: Scope) -> str:
-    """The place of a backward pass that may go through a value stored as ``keys``; "" if there is
+Storing: TypeAlias = tuple[frozenset[str], ast.AST | None]
+"""Keys under which a value is stored, and the node that does, if it is known."""
+
+
+def needed_by_backward(text: ProgramText, stored: Iterable[Storing], scope: Scope) -> str:
+    """The place of a backward pass that may go through a value that is ``stored``; "" if there is
     none. Names count within ``scope``, attributes in the whole file; results of the file's
     functions count where they are called.
     """
-    return _Reached(text, keys, scope).backward()
+    return _Reached(text, stored, scope).backward()
 
 
 class _Reached:
     """What may depend, with its graph, on a stored value: names by their scope, attributes as
-    ``.name``, results of functions as ``(name``."""
+    ``.name``, results of functions as ``(name``.
 
-    def __init__(self, text: ProgramText, keys: frozenset[str], scope: Scope) -> None:
+    A name that an assignment binds counts where it has that value. It counts in its whole scope if
+    inner code can read it, or if its value is changed: other names may have that value too.
+    """
+
+    def __init__(self, text: ProgramText, stored: Iterable[Storing], scope: Scope) -> None:
         self._text = text
-        self._nodes = [(node, self._scope(node)) for node in ast.walk(text.tree)]
+        self._nodes = [
+            (node, self._scope(node), self._statement(node)) for node in ast.walk(text.tree)
+        ]
         self._stores: dict[ast.AST, set[str]] = {
             node: _assigned(node) for node in ast.walk(text.tree) if isinstance(node, _SCOPES)
         }
+        self._read_later = self._names_of_inner_code()
+        self._flows: dict[ast.AST, ControlFlow] = {}
         self._everywhere: set[str] = set()
         self._names: dict[ast.AST, set[str]] = {}
-        self._add(keys, scope)
+        self._values: dict[ast.AST, dict[str, set[ast.AST]]] = {}  # where a name has the value
+        for keys, bound in stored:
+            self._add(keys, scope, bound)
         while self._spread():
             pass
+
+    def _statement(self, node: ast.AST) -> ast.AST | None:
+        """The innermost statement that a node is, or is in."""
+        around = (node, *self._text.ancestors(node))
+        return next((one for one in around if isinstance(one, ast.stmt)), None)
+
+    def _names_of_inner_code(self) -> set[str]:
+        """The names of outer variables in functions, lambdas, generators and classes."""
+        return {
+            name.id
+            for node, _, _ in self._nodes
+            if isinstance(node, _INNER)
+            for name in ast.walk(node)
+            if isinstance(name, ast.Name) and name.id not in self._stores.get(node, ())
+        }
 
     def _scope(self, node: ast.AST) -> ast.AST:
         around = self._text.ancestors(node)
         return next((one for one in around if isinstance(one, _SCOPES)), self._text.tree)
 
-    def _add(self, keys: Iterable[str], scope: ast.AST) -> bool:
-        """Returns whether one is new."""
+    def _add(self, keys: Iterable[str], scope: ast.AST, bound: ast.AST | None) -> bool:
+        """Returns whether one is new. ``bound``: the node that stores them."""
         before = self._size()
         for key in keys:
             if key[0] in ".(":
@@ -350,27 +381,56 @@ class _Reached:
             here = scope
             while here in self._stores and key not in self._stores[here]:
                 here = self._scope(here)
-            self._names.setdefault(here, set()).add(key)
+            if self._is_bound(key, here, bound):
+                assert isinstance(bound, ast.stmt)
+                assert isinstance(here, (*FUNCTIONS, ast.Module))
+                if here not in self._flows:
+                    self._flows[here] = ControlFlow(here)
+                places = self._values.setdefault(here, {}).setdefault(key, set())
+                places |= self._flows[here].with_value(bound, key)
+            else:
+                self._names.setdefault(here, set()).add(key)
         return self._size() > before
 
-    def _size(self) -> int:
-        return len(self._everywhere) + sum(map(len, self._names.values()))
+    def _is_bound(self, name: str, scope: ast.AST, node: ast.AST | None) -> bool:
+        """Whether a node binds a variable that only the statements of its scope can read."""
+        targets: Sequence[ast.AST] = ()
+        if isinstance(node, ast.Assign):
+            targets = node.targets
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            targets = (node.target,)
+        return (
+            isinstance(scope, (*FUNCTIONS, ast.Module))
+            and node is not None
+            and self._text.scope(node) is scope
+            and name not in self._read_later
+            and any(bound_by(target, name) for target in targets)
+        )
 
-    def _known(self, scope: ast.AST) -> frozenset[str]:
-        """The keys that code in a scope can read."""
-        found = self._everywhere | self._names.get(scope, set())
+    def _size(self) -> int:
+        names = len(self._everywhere) + sum(map(len, self._names.values()))
+        return names + sum(len(one) for bound in self._values.values() for one in bound.values())
+
+    def _known(self, scope: ast.AST, statement: ast.AST | None) -> frozenset[str]:
+        """The keys that a statement can read in a scope."""
+        found = self._everywhere | self._own(scope, statement)
         hidden = set(self._stores.get(scope, ()))
         while not isinstance(scope, ast.Module):
             scope = self._scope(scope)
-            found = found | (self._names.get(scope, set()) - hidden)
+            found = found | (self._own(scope, statement) - hidden)
             hidden |= self._stores.get(scope, set())
         return frozenset(found)
 
+    def _own(self, scope: ast.AST, statement: ast.AST | None) -> set[str]:
+        bound = self._values.get(scope, {})
+        here = {name for name, places in bound.items() if statement in places}
+        return self._names.get(scope, set()) | here
+
     def _spread(self) -> bool:
         found = False
-        for node, scope in self._nodes:
+        for node, scope, statement in self._nodes:
             targets, value = stored_by(node)
-            if value is None or not _depends(value, self._known(scope)):
+            if value is None or not _depends(value, self._known(scope, statement)):
                 continue
             if isinstance(node, (ast.Return, ast.Yield)):
                 keys = (
@@ -378,12 +438,12 @@ class _Reached:
                 )
             else:
                 keys = frozenset[str]().union(*(keys_of(target) for target in targets))
-            found |= self._add(keys, scope)
+            found |= self._add(keys, scope, node)
         return found
 
     def backward(self) -> str:
-        for node, scope in self._nodes:
-            known = self._known(scope)
+        for node, scope, statement in self._nodes:
+            known = self._known(scope, statement)
             if isinstance(node, ast.Call) and _runs_backward(node, known):
                 return f"line {node.lineno}"
             if isinstance(node, FUNCTIONS) and node.name in _FRAMEWORK and f"({node.name}" in known:

@@ -13,6 +13,7 @@ from gpuprobe.remedies.calls import call_at
 from gpuprobe.remedies.flow import (
     BACKWARD,
     Liveness,
+    Storing,
     called_name,
     keys_of,
     needed_by_backward,
@@ -123,19 +124,17 @@ def _unsuitable(text: ProgramText, chosen: Sequence[Statement]) -> Refused | Non
 
 def _kept(
     text: ProgramText, scope: Scope, chosen: Sequence[Statement], nodes: Iterable[ast.AST]
-) -> frozenset[str]:
+) -> Iterator[Storing]:
     """What the statements store that other code may read."""
-    found: set[str] = set()
     for node in nodes:
         if isinstance(node, ast.Return) and isinstance(scope, FUNCTIONS):
-            found.add(f"({scope.name}")
+            yield frozenset((f"({scope.name}",)), node
         for target in stored_by(node)[0]:
             for key in keys_of(target):
                 plain = isinstance(target, (ast.Name, ast.Tuple, ast.List)) and key[0] != "."
                 local = plain and not isinstance(node, ast.Call) and not shared(text, scope, key)
                 if not local or Liveness(scope.body, key).after[chosen[-1]]:
-                    found.add(key)
-    return frozenset(found)
+                    yield frozenset((key,)), node
 
 
 def _is_without_grad(text: ProgramText, node: Statement) -> bool:
@@ -187,7 +186,7 @@ def _decorated(text: ProgramText, function: ast.FunctionDef) -> list[Replacement
     body = [one for node in function.body for one in ast.walk(node)]
     backward = _backward_in(text, body)
     if not backward and any(isinstance(one, ast.Return) and one.value is not None for one in body):
-        backward = needed_by_backward(text, frozenset((f"({function.name}",)), text.tree)
+        backward = needed_by_backward(text, [(frozenset((f"({function.name}",)), None)], text.tree)
     if not backward:
         attributes = {
             key
@@ -196,7 +195,7 @@ def _decorated(text: ProgramText, function: ast.FunctionDef) -> list[Replacement
             for key in keys_of(target)
             if key[0] == "." or _is_outer(function, key)
         }
-        backward = needed_by_backward(text, frozenset(attributes), text.tree)
+        backward = needed_by_backward(text, [(frozenset(attributes), None)], text.tree)
     if not backward and function.name in ("forward", "training_step", "compute_loss", "__call__"):
         backward = function.name
     if backward:

@@ -21,7 +21,10 @@ class OutputComparison(str, Enum):
     DIFFERENT = "other output"
 
 
-_NUMBER: Final = re.compile(r"(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)")
+_NUMBER: Final = re.compile(r"(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|\bnan\b)")
+_UNCOMPUTED: Final = "nan"
+"""What is printed for a value that a simulated GPU did not compute: it computes all for some
+seconds, so that a run may stop at another step than the next."""
 _TIME: Final = re.compile(r"\s*(?:s|ms|us|µs|ns|sec|secs|seconds?|min|it/s|steps/s)\b")
 _UNITS: Final = (1, 1 << 10, 1 << 20, 1 << 30, 10**3, 10**6, 10**9)
 
@@ -40,6 +43,12 @@ def compared(
     repeated = _NUMBER.split(again) if again is not None else []
     if len(repeated) != len(before):
         repeated = before
+    labels = _labels(original)
+    varying = {
+        label
+        for label, one, other in zip(labels, before[1::2], repeated[1::2], strict=True)
+        if one != other or one == _UNCOMPUTED
+    }
     figures = tuple(dict.fromkeys(memory))
     found = OutputComparison.SAME
     for at in range(1, len(before), 2):
@@ -47,10 +56,22 @@ def compared(
             continue
         if _is_memory(after[at], figures):
             found = found if found is OutputComparison.VARYING else OutputComparison.OTHER_MEMORY
-        elif repeated[at] != before[at] or _TIME.match(after[at + 1]):
+        elif labels[at // 2] in varying or _TIME.match(after[at + 1]):
             found = OutputComparison.VARYING
         else:
             return OutputComparison.DIFFERENT
+    return found
+
+
+def _labels(text: str) -> list[tuple[tuple[str, ...], int]]:
+    """What each number is: its place in lines of the same words. A duration that two runs print
+    alike in one line, rounded to 0.000, differs in another.
+    """
+    found = []
+    for line in text.split("\n"):
+        parts = _NUMBER.split(line)
+        words = tuple(" ".join(part.split()) for part in parts[::2])
+        found += [(words, number) for number in range(len(parts) // 2)]
     return found
 
 
@@ -61,6 +82,8 @@ def _words(parts: list[str]) -> list[list[str]]:
 
 def _is_memory(number: str, figures: Iterable[int]) -> bool:
     """Whether a printed number is one of these figures, in a usual unit, rounded or truncated."""
+    if number == _UNCOMPUTED:
+        return False
     mantissa = re.split(r"[eE]", number)[0]
     digits = len(mantissa.partition(".")[2])
     step = 10.0**-digits

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from gpuprobe.remedies.flow import ADDING, keys_of, needed_by_backward, without_graph
+from gpuprobe.remedies.flow import ADDING, called_name, keys_of, needed_by_backward, without_graph
 from gpuprobe.remedies.text import (
     FUNCTIONS,
     ProgramText,
@@ -29,8 +29,12 @@ class _Stored(NamedTuple):
     keys: frozenset[str]
 
 
-def stored_as(text: ProgramText, line: int, name: str, method: str) -> list[Replacement] | Refused:
-    """Call ``method`` on what the line stores; on the expressions with ``name``, if it is given."""
+def stored_as(
+    text: ProgramText, line: int, name: str, method: str, *, every: bool = False
+) -> list[Replacement] | Refused:
+    """Call ``method`` on what the line stores; on the expressions with ``name``, if it is given, or
+    on ``every`` value of several. Counters are left out.
+    """
     if name:
         try:
             name = ast.unparse(ast.parse(name, mode="eval"))
@@ -43,24 +47,66 @@ def stored_as(text: ProgramText, line: int, name: str, method: str) -> list[Repl
     if not leaves:
         return Refused(Refusal.NOTHING_STORED, name)
     done = without_graph if "detach" in method else _is_on_the_cpu
-    left = [one for one in leaves if not done(one.node)]
+    left = [one for one in leaves if not done(one.node) and not _is_counter(text, one.node)]
     if not left:
         return Refused(Refusal.NO_TENSOR, ast.unparse(leaves[0].node))
-    if len(left) > 1 and not name:
+    if len(left) > 1 and not name and not every:
         return Refused(Refusal.AMBIGUOUS, ", ".join(ast.unparse(one.node) for one in left))
     changes = []
     for one in left:
         if any(isinstance(around, ast.JoinedStr) for around in text.ancestors(one.node)):
             return Refused(Refusal.IN_A_STRING)
         if "detach" in method:
-            backward = needed_by_backward(text, one.keys, _scope_of(text, one.node))
+            scope = _scope_of(text, one.node)
+            backward = needed_by_backward(text, [(one.keys, text.parents[one.node])], scope)
             if backward:
                 return Refused(Refusal.NEEDED_BY_BACKWARD, backward)
         start, end = text.span(one.node)
+        by_name = _state_dict(one.node)
+        if by_name is not None and method.endswith(".cpu()"):
+            first, last = text.span(by_name)
+            changes += [Replacement(start, first, _EACH[0]), Replacement(last, end, _EACH[1])]
+            continue
         opening, closing = ("", "") if isinstance(one.node, _PRIMARY) else ("(", ")")
         changes += [Replacement(start, start, opening)] if opening else []
         changes.append(Replacement(end, end, f"{closing}{method}"))
     return changes
+
+
+_EACH = ('{name: value.to("cpu", copy=True) for name, value in ', ".items()}")
+
+
+def _state_dict(node: ast.expr) -> ast.Call | None:
+    """The call in ``x.state_dict()``, or in a copy of that. The result of a module has tensors; an
+    optimizer's has other dictionaries, with which the edit fails."""
+    if not isinstance(node, ast.Call):
+        return None
+    if called_name(node) in ("copy", "deepcopy") and len(node.args) == 1:
+        return _state_dict(node.args[0])
+    return node if called_name(node) == "state_dict" and not node.args else None
+
+
+def _is_counter(text: ProgramText, node: ast.expr) -> bool:
+    """Whether an expression is a variable that counts, anywhere in the file: by ``+= 1``, or as the
+    target of a loop over a `range` or an `enumerate`.
+    """
+    return isinstance(node, ast.Name) and node.id in {
+        target.id for one in ast.walk(text.tree) for target in _counted_by(one)
+    }
+
+
+def _counted_by(node: ast.AST) -> Iterator[ast.Name]:
+    target: ast.AST | None = None
+    if isinstance(node, ast.AugAssign):
+        value = node.value
+        target = node.target if isinstance(value, ast.Constant) and value.value == 1 else None
+    elif isinstance(node, (ast.For, ast.comprehension)) and isinstance(node.iter, ast.Call):
+        name = ast.unparse(node.iter.func)
+        target = node.target if name == "range" else None
+        if name == "enumerate" and isinstance(node.target, ast.Tuple):
+            target = node.target.elts[0]
+    if isinstance(target, ast.Name):
+        yield target
 
 
 def _scope_of(text: ProgramText, node: ast.AST) -> Scope:
@@ -111,7 +157,7 @@ def _leaves_of(text: ProgramText, statement: Statement) -> Iterator[_Stored]:
 
 
 def _expressions(statement: Statement) -> Iterator[ast.AST]:
-    """The nodes of a statement without inner statements and functions."""
+    """The nodes of a statement without inner statements; those of a lambda, which may be a hook."""
     pending: list[ast.AST] = [statement]
     while pending:
         node = pending.pop()
@@ -119,7 +165,7 @@ def _expressions(statement: Statement) -> Iterator[ast.AST]:
         pending += [
             child
             for child in ast.iter_child_nodes(node)
-            if not isinstance(child, (ast.stmt, ast.ExceptHandler, ast.match_case, ast.Lambda))
+            if not isinstance(child, (ast.stmt, ast.ExceptHandler, ast.match_case))
         ]
 
 

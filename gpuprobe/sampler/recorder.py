@@ -163,6 +163,8 @@ class Recorder:
         """What the end of the recording has of that name. Set before `finish`."""
         self.epoch: EpochEnd | None = None
         """Likewise."""
+        self.kept_files: Sequence[str] = ()
+        """Likewise."""
         self._held: tuple[Holder, ...] = ()
         self._last: list[PhaseSpan] = []
         self._last_traces: tuple[str, ...] = ()
@@ -350,6 +352,7 @@ class Recorder:
                     pinned=() if self._traces.uses is None else self._traces.uses.pinned.lines,
                     incomplete_processes=tuple(self.incomplete_processes[:MOST_INCOMPLETE]),
                     epoch=self.epoch,
+                    kept_files=tuple(self.kept_files),
                 )
             )
         with self._failures:

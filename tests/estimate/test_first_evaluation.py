@@ -163,8 +163,29 @@ def test_a_checkpoint_of_the_user_is_not_replaced(tmp_path: Path) -> None:
     found = estimate(tmp_path, text)
     assert last.read_text() == "trained for a week"
     assert (tmp_path / "new.pt").stat().st_size > 0
-    kept = "last.pt is kept: what the program saves there is not written"
+    kept = "last.pt is kept: what the program writes there is discarded"
     assert [text for text in found["assumed"] if " is kept" in text] == [kept]
+
+
+def test_other_files_of_the_user_are_kept_too(tmp_path: Path) -> None:
+    """As is what the program deletes; it reads what it has written."""
+    for name in ("last.pt", "best.pt", "out/log.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("trained for a week")
+    text = HEAD + (
+        "\nimport shutil\nshutil.rmtree('out')\nos.makedirs('out')\n"
+        "for (batch,) in DataLoader(data, 32):\n    train(batch)\n"
+        "    with open('last.pt', 'wb') as file:\n        torch.save(model.state_dict(), file)\n"
+        "    with open('last.pt', 'rb') as file:\n        model.load_state_dict(torch.load(file))\n"
+        "    torch.save({}, 'best.tmp')\n    os.replace('best.tmp', 'best.pt')\n"
+    )
+    found = estimate(tmp_path, text)
+    for name in ("last.pt", "best.pt", "out/log.txt"):
+        assert (tmp_path / name).read_text() == "trained for a week"
+    assert [text for text in found["assumed"] if " is kept" in text] == [
+        f"{name} is kept: what the program writes there is discarded"
+        for name in ("out", "last.pt", "best.pt")
+    ]
 
 
 BY_HAND = """

@@ -426,6 +426,184 @@ def test_a_graph_that_the_backward_pass_keeps(tmp_path: Path) -> None:
     assert first["rule"] == "retained-graph"
     assert f"at line {line_of(RETAINED, 'retain_graph')}" in first["sentence"]
     assert "first.grad_fn" in first["holder"]
+    effect = first["effect"]
+    assert effect["certainty"] == "tried"
+    assert effect["after"] < effect["before"]
+    assert "+    first.backward()\n" in effect["patch"]
+
+
+SEVERAL_NAMES = (
+    START
+    + """\
+def evaluate():
+    losses = []
+    for _ in range(4):
+        losses.append(net(torch.randn(16384, 64, device="cuda")).square().mean())
+    return {"loss": torch.stack(losses).mean()}
+
+for step in range(4):
+    losses = evaluate()
+    best = losses["loss"]
+    loss = net(torch.randn(64, 64, device="cuda")).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+)
+
+
+def test_of_several_causes_of_one_graph_the_best_remedy_is_first(tmp_path: Path) -> None:
+    """Without the graph of ``best``, ``losses`` keeps it."""
+    _, found = explain(tmp_path, SEVERAL_NAMES)
+    first, second = found["causes"]
+    assert first["effect"]["after"] <= second["effect"]["after"]
+    assert (first["effect"]["certainty"], second["effect"]["certainty"]) == ("tried", "tried")
+
+
+SPARE = (
+    START.replace("\n\n", "\n\nspare = nn.Linear(4096, 4096).cuda()\n", 1)
+    + """\
+for step in range(3):
+    loss = net(torch.randn(64, 64, device="cuda")).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+)
+
+
+def test_a_module_that_is_never_used_is_deleted(tmp_path: Path) -> None:
+    """No line stores its parameters by their names."""
+    _, found = explain(tmp_path, SPARE)
+    first = found["causes"][0]
+    assert first["holder"].startswith("spare.")
+    assert "+del spare\n" in first["effect"]["patch"]
+    assert first["effect"]["after"] < 80 << 20  # while it exists
+
+
+TWO_PARTS = (
+    START
+    + """\
+class Part:
+    pass
+
+trainer = Part()
+trainer.data, trainer.results = Part(), Part()
+trainer.results.outputs = []
+for step in range(6):
+    trainer.data.batch = torch.randn(70000, 64, device="cuda")
+    out = net(trainer.data.batch[:1024])
+    trainer.results.outputs.append(out.detach().repeat(64, 1))
+    out.square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    del out
+    torch.ones(1 << 24, device="cuda").sum()
+"""
+)
+
+
+def test_of_an_object_that_has_much_the_part_with_the_most_is_named(tmp_path: Path) -> None:
+    _, found = explain(tmp_path, TWO_PARTS)
+    first = found["causes"][0]
+    assert first["holder"].startswith("trainer.results.outputs")
+    assert first["kept_at"]["line"] == line_of(TWO_PARTS, "outputs.append")
+
+
+OUTPUTS_OF_A_CLASS = (
+    START
+    + """\
+class Output:
+    def __init__(self, logits):
+        self.logits = logits
+
+def model(x):
+    return Output(net(x))
+
+for epoch in range(2):
+    for step in range(3):
+        loss = model(torch.randn(64, 64, device="cuda")).logits.square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for step in range(3):
+        outputs = model(torch.randn(16384, 64, device="cuda"))
+        print(outputs.logits.shape)
+"""
+)
+
+
+def test_an_object_with_a_graph_is_made_without_gradients(tmp_path: Path) -> None:
+    """It has no ``detach``."""
+    _, found = explain(tmp_path, OUTPUTS_OF_A_CLASS)
+    first = found["causes"][0]
+    assert first["effect"]["certainty"] == "tried", first
+    added = [row for row in first["effect"]["patch"].splitlines() if row.startswith("+ ")]
+    assert added == [
+        "+        with torch.no_grad():",
+        '+            outputs = model(torch.randn(16384, 64, device="cuda"))',
+    ]
+
+
+IN_A_CLOSURE = (
+    START
+    + """\
+outputs = []
+
+def closure():
+    optimizer.zero_grad()
+    outputs.append(net(torch.randn(16384, 64, device="cuda")).detach())
+    loss = net(torch.randn(64, 64, device="cuda")).square().mean()
+    loss.backward()
+    return loss
+
+for step in range(8):
+    optimizer.step(closure)
+"""
+)
+
+
+def test_outputs_of_a_closure_are_not_the_state_of_the_optimizer(tmp_path: Path) -> None:
+    """In a later step, too, whose trace does not have the step that made them."""
+    _, found = explain(tmp_path, IN_A_CLOSURE)
+    first = found["causes"][0]
+    assert first["rule"] == "kept-tensors"
+    assert first["made_at"]["line"] == line_of(IN_A_CLOSURE, "outputs.append")
+    assert "outputs" in first["holder"]
+
+
+OPTIMIZER = """\
+import torch
+
+parts = [torch.nn.Linear(512, 512) for _ in range(16)]
+net = torch.nn.Sequential(*parts).cuda()
+optimizer = getattr(torch.optim, "{kind}")(net.parameters(){options})  # which no edit finds
+for step in range(4):
+    net(torch.randn(8, 512, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("kind", ["AdamW", "NAdam", "RAdam", "Adamax"])
+def test_what_an_optimizer_needs_without_foreach(tmp_path: Path, kind: str) -> None:
+    """Some need two temporaries for a parameter where foreach needs one."""
+    _, found = explain(tmp_path, OPTIMIZER.format(kind=kind, options=""))
+    first = found["causes"][0]
+    assert first["rule"] == "foreach-temporaries"
+    without = OPTIMIZER.format(kind=kind, options=", foreach=False")
+    _, measured = explain(tmp_path, without)
+    difference = first["effect"]["after"] - measured["allocated"]
+    assert abs(difference) < 0.001 * measured["allocated"]
+
+
+def test_an_explanation_keeps_the_files_of_the_user(tmp_path: Path) -> None:
+    (tmp_path / "last.pt").write_text("trained for a week")
+    saves = "with open('last.pt', 'wb') as file:\n    torch.save(net.state_dict(), file)\n"
+    done, found = explain(tmp_path, RETAINED + saves)
+    assert done.returncode == 1, done.stderr
+    assert "last.pt is kept: what the program writes there is discarded" in found["notes"]
+    assert (tmp_path / "last.pt").read_text() == "trained for a week"
 
 
 KEPT_ERROR = (
@@ -583,3 +761,53 @@ def test_what_cannot_be_explained_is_one_line(
     errors = [line for line in done.stderr.splitlines() if "error:" in line]
     assert len(errors) == 1
     assert text in errors[0]
+
+
+BEST = """\
+import copy
+import torch
+from torch import nn
+
+net = nn.Sequential(*[nn.Linear(512, 512) for _ in range(12)]).cuda()
+optimizer = torch.optim.AdamW(net.parameters())
+best, state = float("inf"), None
+for epoch in range(3):
+    for batch in range(3):
+        loss = net(torch.randn(8, 512, device="cuda")).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    with torch.no_grad():
+        value = net(torch.randn({batch}, 512, device="cuda")).square().mean().item()
+    if not value >= best:  # also if it was not computed
+        best = value
+        state = copy.deepcopy(net.state_dict())
+net.load_state_dict(state)
+"""
+
+
+def test_the_best_weights_are_kept_on_the_cpu(tmp_path: Path) -> None:
+    program = BEST.format(batch=8)
+    _, found = explain(tmp_path, program)
+    # Gradients of the step before are there too; their end would not change the peak, which is as
+    # high in an optimizer's step.
+    (first,) = (one for one in found["causes"] if one["effect"]["certainty"] == "tried")
+    assert first["rule"] == "kept-tensors"
+    assert "state['" in first["holder"]
+    assert "an OrderedDict" in first["holder"]
+    added = 'value.to("cpu", copy=True) for name, value in net.state_dict().items()'
+    assert added in first["effect"]["patch"]
+    assert "late-zero-grad" not in [one["rule"] for one in found["causes"]]
+
+
+def test_gradients_are_freed_before_an_evaluation(tmp_path: Path) -> None:
+    program = BEST.format(batch=8192).replace(
+        "AdamW(net.parameters())", "SGD(net.parameters(), 0.1)"
+    )
+    _, found = explain(tmp_path, program)
+    first = next(one for one in found["causes"] if one["rule"] == "late-zero-grad")
+    assert first["effect"]["certainty"] == "tried"
+    assert "+        optimizer.zero_grad(set_to_none=True)" in first["effect"]["patch"]
+    weights = 12 * 4 * 512 * (512 + 1)
+    saved = first["effect"]["before"] - first["effect"]["after"]
+    assert abs(saved - weights) < 0.05 * weights

@@ -16,6 +16,7 @@ from gpuprobe.remedies.edits import (
     Detach,
     Edit,
     ExpandInsteadOfRepeat,
+    FreeGradients,
     InsertCall,
     MapLocationCpu,
     NoGrad,
@@ -75,9 +76,33 @@ STORED = [
     ("kept = [f(x) + loss for x in xs]", "kept = [(f(x) + loss).detach() for x in xs]"),
     ("print(best := loss + 1)", "print(best := (loss + 1).detach())"),
     ("é = 'ü'; losses.append(loss)  # ö", "é = 'ü'; losses.append(loss.detach())  # ö"),
+    (
+        "m.register_forward_hook(lambda m, i, out: kept.append(out))",
+        "m.register_forward_hook(lambda m, i, out: kept.append(out.detach()))",
+    ),
     ("h.append(f'{step}'); d[k] = loss", "h.append(f'{step}'); d[k] = loss.detach()"),
     ("if step: losses.append(loss)", "if step: losses.append(loss.detach())"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("outs.append((x, y))", "outs.append((x.detach(), y.detach()))"),
+        (
+            "for i, x in enumerate(xs):\n    n += 1\n    h.append((n, i, x, {'x': x}))",
+            "for i, x in enumerate(xs):\n    n += 1\n    "
+            "h.append((n, i, x.detach(), {'x': x.detach()}))",
+        ),
+        (
+            "for k in range(9):\n    outs.append((k, f(x), x.item()))",
+            "for k in range(9):\n    outs.append((k, f(x).detach(), x.item()))",
+        ),
+    ],
+)
+def test_all_values_that_a_line_stores_are_detached(before: str, after: str) -> None:
+    line = before.count("\n") + 1
+    assert edited(before, Detach(line, every=True)) == after
 
 
 @pytest.mark.parametrize(("before", "after"), STORED)
@@ -210,6 +235,10 @@ def test_a_variable_is_deleted_after_its_last_use() -> None:
 def test_a_value_read_after_the_loop_is_released_before_the_next_one() -> None:
     source = f"{LOOP}print(loss)\n"
     assert edited(source, DeleteAfterUse(7, "loss")) == source.replace(
+        "    loss = probs", "    loss = None\n    loss = probs"
+    )
+    twice = source.replace("    loss.backward()", "    loss = loss * 2\n    loss.backward()")
+    assert edited(twice, DeleteAfterUse(8, "loss")) == twice.replace(
         "    loss = probs", "    loss = None\n    loss = probs"
     )
     carried = source.replace("loss = probs.mean()", "loss = probs.mean() + loss")
@@ -586,3 +615,26 @@ def test_what_is_not_python_is_refused() -> None:
         found = parsed("train.py", data)
         assert isinstance(found, Refused)
         assert found.reason is Refusal.NOT_PYTHON
+
+
+def test_gradients_are_freed_after_the_step_of_their_optimizer() -> None:
+    source = """\
+        for x in data:
+            opt.zero_grad()
+            net(x).sum().backward()
+            {step}
+            schedule.step()
+        """
+    for step in ("opt.step()", "scaler.step(opt)", "opt.step(closure)"):
+        program = source.format(step=step)
+        added = "+     opt.zero_grad(set_to_none=True)"
+        assert changed(program, FreeGradients(4)) == [added]
+        # A scheduler has none.
+        assert refusal(program, FreeGradients(5)) is Refusal.NO_STATEMENT
+
+
+def test_weights_are_stored_as_copies_on_the_cpu() -> None:
+    one = '{name: value.to("cpu", copy=True) for name, value in net.state_dict().items()}'
+    for stored in ("net.state_dict()", "copy.deepcopy(net.state_dict())"):
+        assert edited(f"best = {stored}\n", ToCpu(1, detach=True)) == f"best = {one}\n"
+        assert edited(f"kept.append({stored})\n", ToCpu(1)) == f"kept.append({one})\n"

@@ -332,6 +332,31 @@ print("end")
         ("peak 187 MiB", "peak 75 MiB", (80_000_000,), None, OutputComparison.DIFFERENT),
         ("loss 0.5", "loss 0.6", (1 << 30,), None, OutputComparison.DIFFERENT),
         ("loss 0.5", "loss 0.6", (), "loss 0.7", OutputComparison.VARYING),
+        # After some seconds, a simulated GPU computes no more values.
+        (
+            "loss 5\nloss nan\nloss nan",
+            "loss 5\nloss 4\nloss nan",
+            (),
+            None,
+            OutputComparison.VARYING,
+        ),
+        ("loss 5\nloss 4", "loss 5\nloss nan", (1 << 30,), None, OutputComparison.DIFFERENT),
+        ("loss 5\nlr 3\nloss nan", "loss 5\nlr 4\nloss 4", (), None, OutputComparison.DIFFERENT),
+        # Two runs print the same duration in the first line, and another in the second.
+        (
+            "data 0.0 loss 5\ndata 0.1 loss 4",
+            "data 0.1 loss 5\ndata 0.1 loss 4",
+            (),
+            "data 0.0 loss 5\ndata 0.2 loss 4",
+            OutputComparison.VARYING,
+        ),
+        (
+            "data 0.0 loss 5\ndata 0.1 loss 4",
+            "data 0.1 loss 5\ndata 0.1 loss 3",
+            (),
+            "data 0.0 loss 5\ndata 0.2 loss 4",
+            OutputComparison.DIFFERENT,
+        ),
         ("step 1: 3.2 ms", "step 1: 4.0 ms", (), None, OutputComparison.VARYING),
         ("loss 0.5", "loss nan", (), None, OutputComparison.DIFFERENT),
         ("a 1 b 2", "a 1", (), None, OutputComparison.DIFFERENT),

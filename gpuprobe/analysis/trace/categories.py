@@ -443,7 +443,7 @@ class Classifier:
         freed_in = runs.at(freed)
         kind = runs.kind(made_in)
         at_once = not alive and freed_in == made_in
-        if kind == "optimizer" or (kind == "" and marks & OPTIMIZER):
+        if kind == "optimizer" or (kind == "" and _kind(marks) == "optimizer"):
             return _TEMPORARY if at_once else _STATE
         if kind == "backward" or (kind == "" and marks & BACKWARD):
             return self._from_backward(row, marks, made_in, freed_in, alive)

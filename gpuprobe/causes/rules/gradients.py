@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuprobe.causes.answer import EXPECTED, Answer, Expected
+from gpuprobe.causes.answer import EXPECTED, Answer, EditKind, Expected
 from gpuprobe.causes.groups import HeldGroup
 from gpuprobe.model.memory import Category
 from gpuprobe.model.text import human_bytes
@@ -34,4 +34,5 @@ def diagnose(group: HeldGroup) -> Answer | Expected | None:
         "the optimizer has used them, and nothing will",
         "free them right after optimizer.step(), before the next forward pass or evaluation",
         code="optimizer.zero_grad(set_to_none=True)",
+        edit=EditKind.FREE_GRADIENTS,
     )

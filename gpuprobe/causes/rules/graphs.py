@@ -57,6 +57,7 @@ def diagnose(group: HeldGroup) -> Answer | Expected | None:
             "forward pass comes",
             "run it under torch.no_grad()",
             code="with torch.no_grad():",
+            edit=EditKind.NO_GRAD,
         )
     many = holder.container
     if many is not None:
@@ -98,6 +99,7 @@ def retained(group: HeldGroup, text: ProgramText) -> Answer | None:
         "call it without retain_graph=True, at least the last time: the graph is freed as it is "
         "used; or delete all that refers to this loss after it",
         code=f"{name}.backward()",
+        edit=EditKind.RETAIN_GRAPH,
     )
 
 

@@ -4,7 +4,7 @@ zeroed instead of freed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from gpuprobe.causes.answer import Answer, EditKind
 from gpuprobe.causes.live_memory import Excess, LiveMemory
@@ -43,8 +43,22 @@ def _foreach(live: LiveMemory) -> Iterator[Excess]:
         main,
         rows,
         "with the temporaries of one parameter at a time",
-        sizes={row: 0 for row in alike if row != main},
+        sizes=_of_one_parameter(live, main, rows) | {row: 0 for row in alike if row not in rows},
     )
+
+
+def _of_one_parameter(live: LiveMemory, main: int, rows: Sequence[int]) -> dict[int, int]:
+    """The bytes of rows if only the temporaries of the parameter of ``main`` exist. Adam, AdamW,
+    NAdam and RAdam of torch 2.13 divide the square root in place with foreach, and into a second
+    temporary without it; that of other optimizers is smaller than what this leaves.
+    """
+    copies = 2 if live.text("made_name", main) == "_foreach_sqrt" else 1
+    left = copies * live.size[main]
+    sizes = {}
+    for row in sorted(rows, key=lambda row: -live.size[row]):
+        sizes[row] = min(live.size[row], left)
+        left -= sizes[row]
+    return sizes
 
 
 def _zeroed(live: LiveMemory) -> Iterator[Excess]:

@@ -2,6 +2,7 @@
 
 The program runs on a simulated GPU several times, from its start to its end. If its training takes
 long, its first epoch is ended after some steps, and the program after the evaluation that follows.
+Files that exist are kept: what it writes to them goes to copies. New files are written.
 Options of gpuprobe may also follow the script, unless the script has options of the same name.
 """
 

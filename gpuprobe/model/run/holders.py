@@ -33,6 +33,11 @@ NODE_HOOKS = "hooks"
 """How a path begins with the hooks of a node of autograd, to which no object of Python refers."""
 
 
+def with_article(kind: str) -> str:
+    """The name of a type with its article: ``a list``, ``an OrderedDict``."""
+    return f"{'an' if kind[:1].lower() in 'aeiou' else 'a'} {kind}"
+
+
 class Kept(str, Enum):
     """How the end of the path keeps the memory."""
 
@@ -116,9 +121,8 @@ class Holder:
         if self.root is HolderRoot.HOOK and self.function:
             where += f" in {self.function}"
         line = f", {PurePath(self.file).name}:{self.line}" if self.file and self.line else ""
-        article = "an" if self.kind[:1].lower() in "aeiou" else "a"
         also = f"; also {self.also}" if self.also else ""
-        return f"{self.name} ({article} {self.kind}{where}{line}{also})"
+        return f"{self.name} ({with_article(self.kind)}{where}{line}{also})"
 
     @property
     def of_node_hooks(self) -> bool:

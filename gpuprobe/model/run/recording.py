@@ -155,7 +155,7 @@ class ChildRow:
 SCHEMA = "gpuprobe.recording"
 """The schema in the first line of every rank's stream."""
 
-SCHEMA_VERSION = (2, 12)
+SCHEMA_VERSION = (2, 13)
 """(major, minor). A newer major is refused; a newer minor only adds keys."""
 
 

@@ -373,3 +373,4 @@ class SessionEnd:
     # Processes that the program started and whose recordings have gaps, or could not be created.
     incomplete_processes: Annotated[tuple[ProcessId, ...], AtMost(MOST_INCOMPLETE)] = ()
     epoch: EpochEnd | None = None
+    kept_files: tuple[str, ...] = ()  # notes of `gpuprobe.kept_files`
