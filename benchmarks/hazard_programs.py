@@ -41,13 +41,12 @@ def programs() -> list[Program]:
     """All of `tests/hazards`. Imports torch."""
     import ordinary_workloads
     import upstream_corpus
-    import variants_autograd
     import variants_indices
     import variants_streams
     from hazard_corpus import CASES
 
     found = [Program("own", case.name, case.text, case.kinds) for case in CASES]
-    families = (variants_autograd, variants_indices, variants_streams)
+    families = (variants_indices, variants_streams)
     for corpus, groups, latent in (
         ("upstream", (upstream_corpus,), False),
         ("variants", families, True),
