@@ -96,7 +96,8 @@ class ReplayResult(Displayed):
 
     @property
     def would_oom(self) -> bool:
-        """The what-if fails a request that the recording served, in some address order."""
+        """Whether a request that was served as recorded fails with the other settings, for some
+        order of addresses."""
         return any(t.what_if is not None and t.what_if.would_oom > 0 for t in self.traces)
 
 

@@ -58,7 +58,7 @@ from gpuprobe.causes.find import (
     causes_at,
     searched_at,
 )
-from gpuprobe.causes.groups import LEAST, LEAST_EFFECT, copied
+from gpuprobe.causes.groups import LEAST, LEAST_EFFECT, blocks_at, copied
 from gpuprobe.causes.lines import capture_line, loop_line, stored_as, storing_line
 from gpuprobe.causes.recorded import (
     cause_of,
@@ -72,6 +72,7 @@ from gpuprobe.causes.recorded import (
 )
 from gpuprobe.causes.rules import graphs
 from gpuprobe.causes.rules.fragments import FRAGMENTS
+from gpuprobe.causes.rules.holders import late_variable
 from gpuprobe.causes.rules.joins import GROWN
 from gpuprobe.causes.variables import Variables
 from gpuprobe.errors import DataError, ProgramFailed, UsageError
@@ -283,6 +284,9 @@ class _Explaining:
             detail=self._detail,
             failed=failed,
             needs=needs,
+            late_variable=""
+            if held is None
+            else late_variable(blocks_at(lives, mark.event, failed=failed), held.first),
             causes=_ranked(causes, list(self._cached(site, failed=failed))),
             notes=(*self._not_run, *self._notes, _NEVER_SEARCHED, *_pinned(recording)),
             searched=not self._notes,

@@ -43,7 +43,8 @@ class Answer:
 
 
 class Expected(Enum):
-    """The answer that a group is as it must be: no further rule is called."""
+    """The answer that there is no cause: training needs such memory there. No further rule is
+    called."""
 
     EXPECTED = "expected"
 

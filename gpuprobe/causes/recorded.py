@@ -23,6 +23,7 @@ from gpuprobe.causes.groups import HeldBlock, HeldGroup
 from gpuprobe.causes.replays import RunPeak, over_all_steps
 from gpuprobe.causes.rules import cycles, graphs
 from gpuprobe.causes.rules.gradients import LATE_GRADIENTS
+from gpuprobe.causes.rules.holders import LEAST_OF_A_STEP
 from gpuprobe.causes.wording import kept_in
 from gpuprobe.errors import DataError
 from gpuprobe.model.causes import Bound, Certainty, Effect, MemoryCause
@@ -288,6 +289,8 @@ def unneeded(group: HeldGroup) -> Answer | None:
         return None
     if 2 * sum(b.bytes for b in group.blocks if _is_kept_for_a_moment(b)) > group.bytes:
         return None
+    if not main.earlier and group.share < LEAST_OF_A_STEP:
+        return None  # a variable, as far as is known
     used = "never used" if group.never_used else "not used again"
     last = "" if main.last_use is None else f", last used at {main.last_use}"
     return Answer(

@@ -1,9 +1,9 @@
 """Freed memory: the accesses to it that may still be in progress.
 
-`FreedBytes` passes them to the next owner of the same bytes. `LatentReuse` keeps those of blocks
-whose memory no other tensor got: whether memory is reused depends on what else is allocated. It is
-a hazard anyway, unless the stream that owns the memory waits before it could be reused: at the
-first use of another block that could have got it, or at the end of the check.
+`FreedBytes` passes them to the next owner of the same bytes. `LatentReuse` keeps them for blocks
+whose memory no other tensor got. That depends on what else is allocated, so that these are hazards
+too, unless the stream that owns the memory waits for the access first: before another block that
+could have got the memory is used, or before the check ends.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class LatentReuse:
     def at_first_use(
         self, block: TrackedBlock, access: Access, clock: Sequence[int]
     ) -> list[Access]:
-        """Of a block's `candidates`, those that its first access is unordered with."""
+        """Those of a block's `candidates` that may run at the same time as its first access."""
         found = []
         for other in block.reusable:
             if clock[other.actor] >= other.time:

@@ -79,8 +79,9 @@ class RunEnd(str, Enum):
 class Explanation:
     """What the memory of a program is for. ``capacity``: the GPU's, in bytes; ``detail``: the
     message of its error, or when it or its epoch was ended; ``failed``: the memory is that at the
-    failure, not at a peak; ``notes``: what was not checked, and why; ``searched``: whether
-    everything was that can be.
+    failure, not at a peak; ``late_variable``: which variable keeps the most of what is freed later
+    than it could be, with the bytes; ``notes``: what was not checked, and why; ``searched``:
+    whether everything was that can be.
     """
 
     program: str
@@ -95,6 +96,7 @@ class Explanation:
     detail: str
     failed: bool
     needs: NeedTable
+    late_variable: str
     causes: tuple[MemoryCause, ...]
     notes: tuple[str, ...]
     searched: bool

@@ -164,7 +164,7 @@ class RecordingWriter:
         return name
 
     def later_uses(self, uses: LaterUses) -> None:
-        """What a later step used of the memory of a trace that was written before."""
+        """The uses, by a later step, of memory in a trace that was written before."""
         self._write(_line("later_uses", uses))
 
     def held(self, held: HeldRows) -> None:
@@ -217,8 +217,8 @@ class RecordingWriter:
             self._written_gap = gap
 
     def _put_or_again(self, data: bytes) -> None:
-        """Write whole lines; again if the program closes the descriptor meanwhile, which
-        another thread of its can do at any moment.
+        """Write whole lines, and again if the program closes the descriptor meanwhile, as any
+        of its threads can.
         """
         self._reopen()
         try:
@@ -284,8 +284,8 @@ def _line(kind: str, record: object) -> bytes:
 
 
 def _new_stream(path: Path, rank: int, world_size: int) -> KeptDescriptor:
-    """The stream of a rank, and its directory, which another rank that cannot write may have
-    removed meanwhile, each once. Raises OSError.
+    """Create the stream of a rank, in its directory. Each other rank may remove that once
+    meanwhile, if it cannot write. Raises OSError.
     """
     stream = path / stream_name(rank)
     others = world_size - 1

@@ -321,6 +321,29 @@ def test_a_program_that_needs_its_memory_has_no_cause(tmp_path: Path) -> None:
     assert "needed later by the backward pass of" in shown.stdout.replace("\n", " ")
 
 
+LOGITS = """\
+import torch
+from torch import nn
+
+net = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(6)], nn.Linear(1024, 1024)).cuda()
+labels = torch.zeros(2048, dtype=torch.long, device="cuda")
+for step in range(3):
+    logits = net(torch.randn(2048, 1024, device="cuda"))
+    nn.functional.cross_entropy(logits, labels).backward()
+    net.zero_grad()
+"""
+
+
+def test_a_variable_that_ends_a_little_late_is_no_cause_and_is_named(tmp_path: Path) -> None:
+    _, found = explain(tmp_path, LOGITS)
+    assert found["causes"] == []
+    assert found["late_variable"] == "8.0 MiB of them kept by the variable logits"
+    options = ("--gpu", "t4", "--compute", "shapes")
+    # An estimate does not search for holders, and must not take it for something that is kept.
+    estimated = gpuprobe("estimate", *options, "train.py", cwd=tmp_path)
+    assert "Memory that is not needed" not in estimated.stdout
+
+
 def test_memory_in_the_cache_of_old_streams(tmp_path: Path) -> None:
     _, found = explain(tmp_path, STREAMS)
     first = found["causes"][0]

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from gpuprobe.causes.answer import Answer, EditKind
-from gpuprobe.causes.groups import HeldGroup
+from gpuprobe.causes.groups import HeldBlock, HeldGroup
 from gpuprobe.causes.wording import kept_in
 from gpuprobe.model.run.holders import Holder, HolderRoot, Kept
 from gpuprobe.model.text import human_bytes
 from gpuprobe.user_frames import is_user_file
 
 LIVE_VARIABLE = "live-variable"
-_LEAST_OF_A_STEP: Final = 0.2
+LEAST_OF_A_STEP: Final = 0.2
 """The share of the tensors from which a variable of the same step is a cause: a loop or function
 keeps its variables until it ends, and programs that need all their memory have some of a sixth."""
 _GROWING: Final = frozenset(
@@ -50,7 +52,7 @@ def diagnose(group: HeldGroup) -> Answer | None:
         )
     if not holder.path or (main.phase == "backward" and not main.earlier):
         return None  # the backward pass that runs has just used it
-    if not main.earlier and group.share < _LEAST_OF_A_STEP and not result:
+    if not main.earlier and group.share < LEAST_OF_A_STEP and not result:
         return None
     name = holder.path[0].label
     last = "" if main.last_use is None else f", last used at {main.last_use}"
@@ -62,6 +64,23 @@ def diagnose(group: HeldGroup) -> Answer | None:
         code=f"del {name}",
         edit=EditKind.DELETE,
     )
+
+
+def late_variable(blocks: Iterable[HeldBlock], holders: Mapping[int, Holder]) -> str:
+    """The variable that keeps the most of what is not used again, with the bytes; "" if none is
+    known.
+    """
+    kept: Counter[str] = Counter()
+    for block in blocks:
+        holder = holders.get(block.row)
+        if holder is None or not block.need.needless or not holder.path:
+            continue
+        local = holder.root is HolderRoot.LOCAL and is_user_file(holder.file)
+        if (local or holder.root is HolderRoot.GLOBAL) and holder.kept is Kept.TENSOR:
+            kept[_variable(holder, holder.path[0].label)] += block.bytes
+    for name, size in kept.most_common(1):
+        return f"{human_bytes(size)} of them kept by the variable {name}"
+    return ""
 
 
 def _is_result(group: HeldGroup, holder: Holder) -> bool:

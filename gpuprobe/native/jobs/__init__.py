@@ -1,1 +1,3 @@
-"""One rank of a job on the simulated GPU, whose other ranks are no processes."""
+"""One rank of a job, alone: the other ranks have no processes, and the simulated GPU answers for
+them.
+"""

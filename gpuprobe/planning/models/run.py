@@ -72,7 +72,7 @@ class ModelRun:
 
     @property
     def in_words(self) -> str:
-        """The choices, defaults among them: ``llama-3.1-8b, LoRA of rank 16 on all linear layers,
+        """All choices, with the defaults: ``llama-3.1-8b, LoRA of rank 16 on all linear layers,
         adamw, bf16, batch size 1, sequence length 2048, checkpointing``.
         """
         words = [self.model.name]

@@ -336,7 +336,7 @@ write = DOCUMENT.write
 
 EXPLANATION: Final = Document(
     "gpuprobe.explain",
-    (1, 4),
+    (1, 5),
     Explanation,
     "What the memory at the peak of a program is needed for, what holds the rest, and what changes "
     "without it. Sizes are bytes.",
@@ -344,5 +344,5 @@ EXPLANATION: Final = Document(
         **cause_shapes(),
         **need_shapes(),
     },
-    added={"1.3": "Effect.bound"},
+    added={"1.3": "Effect.bound", "1.5": "late_variable"},
 )

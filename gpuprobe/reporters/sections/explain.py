@@ -51,6 +51,8 @@ def _verdict(found: Explanation) -> str:
     if found.causes:
         return head
     late = f"{human_bytes(needless)} are freed a little later than they could be"
+    if found.late_variable:
+        late += f", {found.late_variable}"
     if not found.searched:
         return f"{head} No cause was found, and not everything was checked (below); {late}."
     return (

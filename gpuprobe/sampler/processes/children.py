@@ -121,7 +121,8 @@ def _follow(start: StartInProcess) -> Callable[[], None]:
 
 
 def arrive() -> None:
-    """Follow this process, if the one that started it has ordered that. It has imported torch."""
+    """Follow this process if the one that started it has ordered that. Called when torch was
+    imported."""
     given = os.environ.get(ORDERS)
     if given is None or _start is not None:
         return
