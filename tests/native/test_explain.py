@@ -344,6 +344,29 @@ def test_a_variable_that_ends_a_little_late_is_no_cause_and_is_named(tmp_path: P
     assert "Memory that is not needed" not in estimated.stdout
 
 
+REPLICAS = """\
+import torch
+from torch import nn
+
+layers = [nn.Conv2d(3, 64, 3), nn.ReLU(), nn.Conv2d(64, 64, 3), nn.ReLU()]
+layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)]
+net = nn.DataParallel(nn.Sequential(*layers)).cuda()
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+labels = torch.zeros(64, dtype=torch.long, device="cuda")
+for step in range(3):
+    loss = nn.functional.cross_entropy(net(torch.randn(64, 3, 64, 64).cuda()), labels)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_gradients_that_nccl_adds_up_are_read(tmp_path: Path) -> None:
+    """DataParallel calls it without an operator of torch."""
+    _, found = explain(tmp_path, REPLICAS, "--gpu", "2xt4")
+    assert "unread-gradients" not in [one["rule"] for one in found["causes"]]
+
+
 def test_memory_in_the_cache_of_old_streams(tmp_path: Path) -> None:
     _, found = explain(tmp_path, STREAMS)
     first = found["causes"][0]

@@ -52,6 +52,7 @@ from gpuprobe.sampler.tracing.flow import (
 )
 from gpuprobe.sampler.tracing.flow import Operator as Done
 from gpuprobe.sampler.tracing.inspection import requested
+from gpuprobe.sampler.tracing.nccl_calls import NcclCall, follow_nccl_calls
 from gpuprobe.sampler.tracing.pinned import PinnedTensors, pins
 from gpuprobe.sampler.tracing.places import OperatorPlaces
 from gpuprobe.sampler.tracing.work import WorkTrace
@@ -238,6 +239,7 @@ class Uses:
         patches.add(self.stop)
         patches.add(watch(self._operator))
         follow_compiled_calls(patches, self._graph_called, self._graph_returned)
+        follow_nccl_calls(patches, self._nccl_called)
         graph = torch.cuda.CUDAGraph
         for name, report in (
             ("capture_begin", self._capture_began),
@@ -561,6 +563,16 @@ class Uses:
         for at in range(before, len(self._address)):
             if self._address[at] not in inputs:
                 self._entry[at] += MADE - USE
+
+    def _nccl_called(self, call: NcclCall) -> None:
+        if self._on:
+            self._guarded(self._note_nccl_call, call)
+
+    def _note_nccl_call(self, call: NcclCall) -> None:
+        begin = self._begins(self._places.here(), _named(call.name)) * KINDS
+        self._note(call.read, begin + USE)
+        self._note(call.overwritten, begin + OVERWRITE)
+        self._note(call.made, begin + MADE)
 
     def _capture_began(self, graph: torch.cuda.CUDAGraph) -> None:
         self._settle()
