@@ -9,6 +9,7 @@ small programs.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import json
 import os
@@ -36,6 +37,7 @@ Document = dict[str, Any]
 SECONDS: Final = "seconds"
 """The key of a request to `serve` with its limit of time."""
 
+_SET_DEATH_SIGNAL: Final = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 _MOST_LOG: Final = 1 << 16  # bytes of a process's output that are read
 _PATIENCE: Final = 10.0  # seconds that a server has to end the process of a request
 
@@ -43,6 +45,13 @@ _PATIENCE: Final = 10.0  # seconds that a server has to end the process of a req
 def command(module: str, *arguments: str) -> list[str]:
     """The command that runs a module of gpuprobe (its ``__main__`` part) in a separate process."""
     return [sys.executable, "-m", module, *arguments]
+
+
+def end_with_parent(how: signal.Signals = signal.SIGKILL) -> None:
+    """Let the kernel send this process the signal when the thread that started it has ended: no
+    process remains of a gpuprobe that is killed.
+    """
+    ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, how)
 
 
 def end_text(code: int) -> str:

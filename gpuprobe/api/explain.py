@@ -86,6 +86,7 @@ from gpuprobe.model.run.recording import Recording
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import LineNumber, Unavailable
+from gpuprobe.processes import end_with_parent
 from gpuprobe.remedies.edits import CloneStored, Detach, ToCpu
 from gpuprobe.remedies.output import OutputComparison
 from gpuprobe.remedies.setting import AllocatorSetting
@@ -119,6 +120,8 @@ _NEVER_SEARCHED: Final = (
     "padding: only batches of integers that are copied from the CPU are checked"
 )
 """What no explanation detects."""
+_RAISED: Final = 5
+"""The exit code of `gpuprobe run` after an exception of the program."""
 _LAST_SECONDS: Final = 10.0
 """For the end of a program that is stopped."""
 _HOLDERS: Final = (
@@ -236,21 +239,32 @@ class _Explaining:
             again = self._again()
             if again is None:
                 notes = (self._notes[-1], *explanation.notes)  # why not
+                at_steps = self._explained(recording, search=False)
+                if at_steps.causes:
+                    notes, explanation = at_steps.notes, at_steps
                 return replace(explanation, notes=notes, searched=False)
             recording = again
         return self._explained(recording)
 
-    def _explained(self, recording: Recording, *, failed: bool = False) -> Explanation:
-        """``failed``: at the point where the memory ran out."""
+    def _explained(
+        self, recording: Recording, *, failed: bool = False, search: bool = True
+    ) -> Explanation:
+        """``failed``: at the point where the memory ran out, what its exception holds. Without
+        ``search``: at that point, what the ends of the steps before show.
+        """
         site, mark = _peak_of(recording)
-        if failed:
+        if failed or not search:
             mark = _failure_in(mark)
         lives = Biographies(mark.ledger)
         needs = needs_at(lives, mark.event)
         if isinstance(needs, Unavailable):
             raise UsageError(f"nothing to explain: {needs.reason}")
         endless = self._ended is RunEnd.OUT_OF_MEMORY and not failed
-        held = self._holders(lives, mark, endless=endless, failed=failed)
+        held = None
+        if search:
+            held = self._holders(lives, mark, endless=endless, failed=failed)
+        else:
+            self._notes.append(f"{_HOLDERS}: this is the run that ran out of memory")
         diagnosed = causes_at(
             lives,
             mark.event,
@@ -282,7 +296,7 @@ class _Explaining:
             reserved=reserved if isinstance(reserved, Unavailable) else reserved.at_least,
             ended=self._ended,
             detail=self._detail,
-            failed=failed,
+            failed=failed or not search,
             needs=needs,
             late_variable=""
             if held is None
@@ -385,6 +399,7 @@ class _Explaining:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
+            preexec_fn=end_with_parent,
         ) as process:
             try:
                 _, errors = process.communicate(timeout=max(1.0, left))
@@ -784,9 +799,12 @@ def _traces(site: PeakSite) -> list[MemoryTrace]:
 
 def _failed(done: subprocess.CompletedProcess[str]) -> ProgramFailed:
     last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "")
+    # `gpuprobe run` ends so after an exception, with which Python itself would end with 1.
+    what = "failed" if done.returncode == _RAISED else f"ended with code {done.returncode}"
     return ProgramFailed(
-        f"the program ended with code {done.returncode}: {last.strip()}",
-        hint="gpuprobe explain runs it as it is; its options come after the script",
+        f"the program {what}" + (f": {last.strip()}" if last else ""),
+        hint="gpuprobe explain runs it as it is, without input (stdin); its options come after "
+        "the script",
     )
 
 
@@ -805,7 +823,11 @@ def _peak_of(recording: Recording) -> tuple[PeakSite, HighWater]:
     sites = [site for site in device_peaks(recording) if site.device.startswith("cuda")]
     site = overall_peak(recording, sites)
     if site is None or not site.device:
-        raise UsageError("the program allocated no memory on the GPU")
+        raise UsageError(
+            "the program allocated no memory on the GPU",
+            hint="move model and data to the GPU if torch.cuda.is_available(), or with an option "
+            "of the script",
+        )
     mark = high_water_at(site)
     if not isinstance(mark, Unavailable):
         return site, mark

@@ -60,8 +60,9 @@ class Parser(argparse.ArgumentParser):
 
         before, unknown, words = message.partition("unrecognized arguments: ")
         given = words.split()[0].partition("=")[0] if unknown and not before and words else ""
-        near = difflib.get_close_matches(given, self._option_string_actions, n=1)
-        return f"did you mean {near[0]}?" if given.startswith("-") and near else ""
+        names = {name.lstrip("-"): name for name in self._option_string_actions}
+        near = difflib.get_close_matches(given.lstrip("-"), names, n=1, cutoff=_SIMILAR)
+        return f"did you mean {names[near[0]]}?" if given.startswith("-") and near else ""
 
 
 def _overview() -> argparse.ArgumentParser:
@@ -194,6 +195,7 @@ def _imports_shown(name: str) -> AbstractContextManager[None]:
     return importing("torch")
 
 
+_SIMILAR = 0.7  # of difflib: with its default, bogus is like gpus
 _ISSUES = "https://github.com/gpuprobe/gpuprobe/issues"
 
 

@@ -20,7 +20,7 @@ from types import FrameType
 from gpuprobe.cli import status_line
 from gpuprobe.errors import ProgramFailed
 from gpuprobe.model.io.descriptors import KeptDescriptor
-from gpuprobe.processes import in_foreground
+from gpuprobe.processes import end_with_parent, in_foreground
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
@@ -36,6 +36,7 @@ def supervised(command: Callable[[], int]) -> int:
     progress = status_line.PROGRESS = status_line.Progress()
     child = os.fork()
     if child == 0:
+        end_with_parent(signal.SIGTERM)  # as the parent forwards it, which cannot forward SIGKILL
         kept = KeptDescriptor(os.dup(stacks.fileno()))
         stacks.close()
         if not faulthandler.is_enabled():  # otherwise the user has enabled it

@@ -53,12 +53,13 @@ Progress = Callable[[int, str], None]
 class Attempt(NamedTuple):
     """An estimate, and the first ``place`` whose decision or size depends on a value that was not
     computed ("" for none). ``too_large``: why all values are too much for a second run ("" if they
-    are not), from what they cost.
+    are not), from what they cost. ``seconds``: how long computing all of them should take.
     """
 
     estimate: Estimate
     place: str = ""
     too_large: str = ""
+    seconds: float = 0.0
 
 
 class NeededValues(NamedTuple):
@@ -289,7 +290,13 @@ def measure(
             handler=run.handler,
         )
     _, largest = measured.unknown_read()  # of an evaluation too, whose decisions need no memory
-    return Attempt(found, trained.decided or largest, measured.session.too_large())
+    computed = measured.session.computed
+    return Attempt(
+        found,
+        trained.decided or largest,
+        measured.session.too_large(),
+        0.0 if computed is None else computed.cost.seconds,
+    )
 
 
 def _as_rank(job: Job | None, gpus: int) -> AbstractContextManager[None]:

@@ -98,7 +98,7 @@ def estimate(
         job = Job(rank, ranks) if ranks > 1 else None
         return measure(EstimatedFunction(step, steps), request, job)
 
-    return estimate_with(request, attempt, lambda request: attempt(request).estimate)
+    return estimate_with(request, attempt, lambda request, seconds: attempt(request).estimate)
 
 
 def estimate_program(
@@ -177,11 +177,12 @@ def _of_rank(
         with Job(rank, request.ranks, peers) as job:
             return measure(run, request, job, progress)
 
-    def again(request: EstimateRequest) -> Estimate:
-        notify(f"running the program a second time: {request.why}")
+    def again(request: EstimateRequest, seconds: float | None) -> Estimate:
+        expected = "" if seconds is None else f" (about {max(1, round(seconds))} s)"
+        notify(f"running the program a second time{expected}: {request.why}")
         from gpuprobe.planning.trials import second_run
 
-        return second_run(request, start)
+        return second_run(request, start, seconds)
 
     if request.why:  # the process that started this one handles a run that is too large
         return attempt(request).estimate
@@ -191,7 +192,7 @@ def _of_rank(
 def estimate_with(
     request: EstimateRequest,
     attempt: Callable[[EstimateRequest], Attempt],
-    again: Callable[[EstimateRequest], Estimate],
+    again: Callable[[EstimateRequest, float | None], Estimate],
 ) -> Estimate:
     """Estimate a run with the requested ``compute``. ``"auto"`` computes all values while they cost
     seconds; if they cost more and the program decides by one, the run is repeated with all values,
@@ -199,7 +200,7 @@ def estimate_with(
 
     ``attempt`` makes an estimate. ``again`` makes one with all values, for the reason in its
     request, from the state before the first attempt, and raises `TooLarge` if the run is too large
-    for that.
+    for that. It gets the seconds that this should take, None if no other estimate exists.
 
     Raises UsageError for an unknown ``compute``, EnvironmentUnavailable if this machine cannot
     compute the requested values, and the errors of both functions.
@@ -208,21 +209,22 @@ def estimate_with(
     if compute not in COMPUTE:
         raise UsageError(f"unknown compute {compute!r}", hint=f"one of: {', '.join(COMPUTE)}")
 
-    def exact(why: str) -> Estimate:
-        return again(replace(request, compute="real", why=why))
+    def exact(why: str, seconds: float | None = None) -> Estimate:
+        return again(replace(request, compute="real", why=why), seconds)
 
     if compute != "auto":
         return _requested(request, attempt, exact)
     try:
-        found, place, reason = attempt(request)
+        first = attempt(request)
     except ValueNeeded as error:
         needed = error.with_traceback(None)  # its frames would keep the first run's tensors alive
         needed.__context__ = None
     else:
+        found = first.estimate
         if found.compute == "real":
             return replace(found, compute_why=_AT_ONCE)
-        if place:
-            return _exact(found, place, reason, exact)
+        if first.place:
+            return _exact(first, exact)
         return replace(found, compute_why=SUFFICIENT)
     place = needed.place or "the program"
     try:
@@ -254,18 +256,20 @@ def _requested(
     raise EnvironmentUnavailable(f"--compute {request.compute}: {reason}", hint="--compute auto")
 
 
-def _exact(bound: Estimate, place: str, why: str, exact: Callable[[str], Estimate]) -> Estimate:
-    """The estimate with all values, or the first one, ``bound``, if that run is too large (``why``)
-    or fails: some programs cannot run twice in one folder.
+def _exact(first: Attempt, exact: Callable[[str, float], Estimate]) -> Estimate:
+    """The estimate with all values, or the first one if that run is too large or fails: some
+    programs cannot run twice in one folder.
     """
+    place, why = first.place, first.too_large
     if not why:
         try:
-            return exact(f"{place} decides by a value, and the run is small enough")
+            reason = f"{place} decides by a value, and the run is small enough"
+            return exact(reason, first.seconds)
         except TooLarge as large:
             why = f"with all values {large}"
         except ProgramFailed as failed:
             why = f"a second run failed: {failed}"
-    return replace(bound, compute_why=f"{place} decides by one, see below; {why}")
+    return replace(first.estimate, compute_why=f"{place} decides by one, see below; {why}")
 
 
 def estimate_on_gpus(

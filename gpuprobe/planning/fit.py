@@ -37,7 +37,7 @@ from gpuprobe.planning.alternatives import (
 )
 from gpuprobe.planning.estimates import SUFFICIENT, estimate, require_torch
 from gpuprobe.planning.program import parameter_source
-from gpuprobe.planning.trials import Document, EstimateServer
+from gpuprobe.planning.trials import TOO_SLOW, Document, EstimateServer
 from gpuprobe.planning.verdict import usual_room
 
 
@@ -265,8 +265,10 @@ class _CaseSearch:
         self._tried[start] = _trial(start, first)
         left = partial(estimates_left, self._tried, most)
         runner.report(self._tried[start], left=left)
-        if self.case.compute == "auto" and first["compute_why"] == SUFFICIENT:
+        why = first["compute_why"]
+        if self.case.compute == "auto" and (why == SUFFICIENT or why.endswith(TOO_SLOW)):
             # No line decides by a value: the sizes are those with all values, and are known sooner.
+            # Or a run with all values took too long, as the next one would.
             self.case = replace(self.case, compute="shapes")
         search(
             runner.trials(self.case, left=left), least, most, self._tried, start=start, near=near

@@ -17,7 +17,7 @@ from gpuprobe.model.io.codec import from_plain
 from gpuprobe.model.plans.request import DEFAULT_GPU, EstimateRequest
 from gpuprobe.planning.estimates import estimate_program, load_simulated
 from gpuprobe.planning.program import program_of
-from gpuprobe.processes import Channel, Document, Replies, serve
+from gpuprobe.processes import Channel, Document, Replies, end_with_parent, serve
 from gpuprobe.reporters.json.plans import ESTIMATE
 from gpuprobe.sampler.program import own_traceback
 
@@ -30,6 +30,7 @@ def main(arguments: list[str]) -> None:
 
         serve(channel, estimated)
         return
+    end_with_parent()
     replies = Replies()
     document = estimated(json.loads(arguments[0]))
     # The program may have left a line without an end, in the same file.

@@ -14,6 +14,7 @@ import importlib.machinery
 import importlib.util
 import linecache
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -293,7 +294,10 @@ def load_script(script: str, arguments: Sequence[str]) -> Program:
     """
     path = Path(script)
     if path.is_dir():
-        raise UsageError(f"{script} is a directory", hint="give a Python file, or use -m module")
+        hint = "give a Python file, or use -m module"
+        if path.suffix == ".gpuprobe":
+            hint = f"it is a recording: gpuprobe report {shlex.quote(script)}"
+        raise UsageError(f"{script} is a directory", hint=hint)
     try:
         source = path.read_bytes()
     except FileNotFoundError:

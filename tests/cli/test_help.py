@@ -93,6 +93,19 @@ def test_the_option_that_was_meant(
     assert f"did you mean {meant}?" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [["estimate", "--bogus", "x.py"], ["export", "--port", "1"], ["run", "--steps", "3", "x.py"]],
+)
+def test_an_option_that_is_like_no_other_gets_no_guess(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    shown = capsys.readouterr().err
+    assert "unrecognized arguments" in shown
+    assert "did you mean" not in shown
+
+
 def test_an_option_like_no_other(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", "--zzzzzz"]) == 2
     assert "gpuprobe info --help" in capsys.readouterr().err

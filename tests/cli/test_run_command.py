@@ -278,6 +278,7 @@ BAD = [
     (["run", "-m"], 2, "-m needs the name of a module"),
     (["explain", "--", "true", "train.py"], 2, "in one process, and true is a command"),
     (["explain", "no_such.py"], 2, "no such file: no_such.py"),
+    (["explain", "taken.gpuprobe"], 2, "taken.gpuprobe is a directory"),
     (["run", "-m", "no_such_module"], 2, "no module named no_such_module"),
     (["run", "broken.py"], 5, "SyntaxError in broken.py:2"),
     (["run", "nul.py"], 5, "nul.py"),
@@ -314,6 +315,12 @@ def test_bad_input_is_one_clear_line(tmp_path: Path, args: list[str], code: int,
     assert len(lines) <= 2
     assert "Traceback" not in result.stderr
     assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+
+
+def test_a_recording_in_place_of_a_script_gets_the_command_that_reads_it(tmp_path: Path) -> None:
+    (tmp_path / "a run.gpuprobe").mkdir()
+    done = gpuprobe("explain", "a run.gpuprobe", cwd=tmp_path)
+    assert "hint: it is a recording: gpuprobe report 'a run.gpuprobe'" in done.stderr
 
 
 def test_help_and_version(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from gpuprobe.model.plans.fit import Fit
 from gpuprobe.model.plans.request import EstimateRequest, ParameterSource
 from gpuprobe.planning.estimates import SUFFICIENT
 from gpuprobe.planning.fit import Deadline, _CaseSearch, _Runner
-from gpuprobe.planning.trials import EstimateServer
+from gpuprobe.planning.trials import TOO_SLOW, EstimateServer
 from gpuprobe.reporters.sections.plans import fit_sections
 
 GIB = 1 << 30
@@ -178,3 +178,11 @@ def test_expandable_segments_of_the_environment_are_on_already(
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     assert expandable_already(None)
     assert not expandable_already("max_split_size_mb:64")
+
+
+def test_no_estimate_waits_again_for_a_run_with_all_values_that_was_too_slow() -> None:
+    estimates = Estimates(f"train.py:7 decides by one, see below; with all values {TOO_SLOW}")
+    search, _ = searched(estimates)
+    assert search.largest == 16
+    assert estimates.computed[0] == "auto"
+    assert set(estimates.computed[1:]) == {"shapes"}

@@ -794,7 +794,9 @@ def test_a_program_without_a_step_in_the_time_is_one_line(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("program", "code", "text"),
     [
-        ("raise ValueError('no data')\n", 5, "ValueError: no data"),
+        ("raise ValueError('no data')\n", 5, "the program failed: ValueError: no data"),
+        ("import sys; sys.exit(3)\n", 5, "the program ended with code 3\n"),
+        ("input()\n", 5, "EOFError"),
         ("print('nothing')\n", 2, "allocated no memory on the GPU"),
     ],
 )
@@ -804,9 +806,22 @@ def test_what_cannot_be_explained_is_one_line(
     (tmp_path / "train.py").write_text(program)
     done = gpuprobe("explain", "train.py", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (code, "")
-    errors = [line for line in done.stderr.splitlines() if "error:" in line]
+    errors = [line for line in done.stderr.splitlines(keepends=True) if "error:" in line]
     assert len(errors) == 1
     assert text in errors[0]
+    assert "hint: " in done.stderr
+
+
+def test_what_fails_on_any_gpu_is_explained_by_the_steps_before_it_ran_out(tmp_path: Path) -> None:
+    """On the GPU without a limit this program fails as well, so that it shows no peak."""
+    program = LOSSES.replace("range(6)", "range(30)").replace("4096, 64", "200_000, 64")
+    program = program.replace("append(reg)", "append(net[:2](x))") + "raise ValueError('no end')\n"
+    done, found = explain(tmp_path, program)
+    assert done.returncode == 1, done.stderr
+    assert found["ended"] == "out of memory"
+    assert found["failed"]
+    assert "losses (a list of" in found["causes"][0]["sentence"]
+    assert any("the run that ran out of memory" in note for note in found["notes"])
 
 
 BEST = """\

@@ -145,6 +145,8 @@ def test_files_that_are_not_dumps(tmp_path: Path) -> None:
         hang(tmp_path / "missing")
     assert main(["hang", str(tmp_path / "missing")]) == 2  # as for any path that does not exist
     (tmp_path / "notes.txt").write_text("no dump")
+    with pytest.raises(UsageError, match=r"notes\.txt is a file, not a directory"):
+        hang(tmp_path / "notes.txt")
     (tmp_path / "list_1").write_bytes(pickle.dumps([1]))
     with pytest.raises(NotARecording, match="no Flight Recorder dump"):
         hang(tmp_path)

@@ -62,7 +62,7 @@ def test_the_peak_is_that_of_the_analysis(rank: RankRecording) -> None:
         assert peak.modules == by_module(mark)
     untraced = traces.peak(rank, 2)
     assert isinstance(untraced, Unavailable)
-    assert "this step was not traced" in untraced.reason
+    assert "those that --trace-steps selects" in untraced.reason
 
 
 def test_every_moment_sums_up_and_every_block_is_explained(rank: RankRecording) -> None:

@@ -53,7 +53,7 @@ def step_peak(rank: RankRecording, step: Step) -> StepPeak | Unavailable:
         return Unavailable(str(error))
     if not marks:
         reason = (
-            "this step was not traced: only the first steps and those with a new peak are"
+            "this step was not traced: only the first ones are, or those that --trace-steps selects"
             if rank.session.level == "trace"
             else "needs a recording at level 'trace'"
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import signal
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import psutil
 
 from gpuprobe.planning.serving.observer import EVENTS, FOLDER, PLAN, UP, Event
+from gpuprobe.processes import end_with_parent
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -37,7 +37,6 @@ _TRACKER: Final = "multiprocessing.resource_tracker"
 _ENTRY: Final = """[vllm.general_plugins]
 gpuprobe = gpuprobe.planning.serving.observer:register
 """
-_SET_DEATH_SIGNAL: Final = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 
 
 class ServerFailed(Exception):
@@ -94,7 +93,7 @@ def run(
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=_end_with_parent,
+            preexec_fn=lambda: end_with_parent(signal.SIGTERM),
         )
     with _Signals() as signals:
         try:
@@ -196,11 +195,6 @@ def _processes(root: int) -> list[psutil.Process]:
             if os.getsid(process.pid) == root and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found
-
-
-def _end_with_parent() -> None:
-    """In the new process: get SIGTERM if gpuprobe is killed, so that no process remains."""
-    ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGTERM)
 
 
 class _Signals:

@@ -129,8 +129,10 @@ def read_dumps(directory: Path) -> Dumps:
             if number in found:
                 raise DataError(f"{directory} has two dumps of rank {number}", hint=HINT)
             found[number] = dump
-    except (FileNotFoundError, NotADirectoryError) as error:
+    except FileNotFoundError as error:
         raise UsageError(f"no such directory: {directory}", hint=HINT) from error
+    except NotADirectoryError as error:
+        raise UsageError(f"{directory} is a file, not a directory", hint=HINT) from error
     except OSError as error:
         raise DataError(f"cannot read {directory}: {error.strerror or error}") from error
     if not found and failures:

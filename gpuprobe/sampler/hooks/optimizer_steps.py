@@ -150,9 +150,8 @@ def limit_without_optimizer(
         optimizes = optimizes or made_optimizer()
         if getpid() == process and not optimizes:
             enough = passes >= steps or gradients >= _GRADIENTS_FOR_A_STEP * steps
-            error = end() if enough else None
-            if error is not None:
-                raise error
+            if enough:
+                _raise_end(end)
             passes += bool(named.get("accumulate_grad"))
             gradients += not named.get("accumulate_grad")
         return following(*args, **named)
@@ -205,11 +204,23 @@ def _count(
         counts[optimizer] = counts.get(optimizer, 0) + 1
         most = max(most, counts[optimizer])
         if min(counts.values()) >= steps or max(counts.values()) > steps:
-            error = end()
-            if error is not None:
-                raise error
+            _raise_end(end)
 
     return lambda: most, register_optimizer_step_post_hook(stepped).remove
+
+
+def _raise_end(end: Callable[[], BaseException | None]) -> None:
+    """Raise what ``end`` returns, if anything.
+
+    The variable is deleted: a frame that refers to an exception which has passed through it is a
+    reference cycle, and would keep all variables of the program until the garbage collector runs.
+    """
+    error = end()
+    try:
+        if error is not None:
+            raise error
+    finally:
+        del error
 
 
 class Limited:

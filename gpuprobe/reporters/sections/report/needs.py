@@ -137,7 +137,7 @@ def _lines(table: NeedTable, *, full: bool, needed: bool) -> Iterator[Line]:
             if full or line.bytes >= _LEAST * table.total:
                 yield Line(_about(line, need), "item", indent=4)
         if full and row.more:
-            yield Line(f"{human_bytes(row.more)} {need.label}: of other lines", "item", indent=4)
+            yield Line(f"{human_bytes(row.more)} {need.label}: from other lines", "item", indent=4)
         if full:
             yield from _modules(row, need)
     saved = table.total - table.freed_after_use
