@@ -195,7 +195,7 @@ def test_the_smallest_gpus_hold_it_and_all_smaller_ones_do_not(reserved: int) ->
 
 
 def gpus() -> list[Any]:
-    from gpuprobe.catalogue.gpus import all_models
+    from gpuprobe.catalogue.file import all_models
 
     return list(all_models())
 
