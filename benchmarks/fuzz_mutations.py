@@ -191,8 +191,7 @@ def _details(folder: Path) -> Uses:
 
 
 def _catalogue(folder: Path) -> Uses:
-    from gpuprobe.catalogue.file import load_user_catalogue
-    from gpuprobe.catalogue.gpus import ENVIRONMENT
+    from gpuprobe.catalogue.file import ENVIRONMENT, load_user_catalogue
 
     def list_gpus(path: Path) -> str:
         os.environ[ENVIRONMENT] = str(path)

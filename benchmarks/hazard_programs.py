@@ -6,13 +6,10 @@ streams, whatever ran before it.
 
 from __future__ import annotations
 
-import json
-import os
-import select
-import signal
+import functools
 import sys
-import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -20,6 +17,9 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "hazards")]
+
+from native_operators import in_child  # noqa: E402
+
 GPUS = "2xh100-80gb"
 
 
@@ -41,13 +41,12 @@ def programs() -> list[Program]:
     """All of `tests/hazards`. Imports torch."""
     import ordinary_workloads
     import upstream_corpus
-    import variants_autograd
     import variants_indices
     import variants_streams
     from hazard_corpus import CASES
 
     found = [Program("own", case.name, case.text, case.kinds) for case in CASES]
-    families = (variants_autograd, variants_indices, variants_streams)
+    families = (variants_indices, variants_streams)
     for corpus, groups, latent in (
         ("upstream", (upstream_corpus,), False),
         ("variants", families, True),
@@ -131,45 +130,33 @@ def run_each(
     at = 0
     while at < len(left):
         part = left[at : at + batch]
-        reading, writing = os.pipe()
-        child = os.fork()
-        if not child:
-            os.close(reading)
-            _in_child(part, account, writing)
-        os.close(writing)
-        lines = _Lines(reading)
-        why = ""
+        entries = in_child(functools.partial(_run_all, part, account), limit)
         for program in part:
-            line = lines.next(limit)
-            if line is None:
-                why = "ended its process" if lines.over else f"not done after {limit:.0f} s"
-                os.kill(child, signal.SIGKILL)
-                yield program, {"error": why}
-            else:
-                yield program, json.loads(line)
+            entry = next(entries, {"lost": "ended its process"})
             at += 1
-            if line is None:
+            if "lost" in entry:
+                yield program, {"error": entry["lost"]}
                 break
-        os.close(reading)
-        os.waitpid(child, 0)
+            yield program, entry["result"]
+        deque(entries, maxlen=0)  # until the process has ended
 
 
-def _in_child(part: Sequence[Program], account: Callable[[Program], Any], writing: int) -> None:
-    try:
-        with os.fdopen(writing, "w") as file, gpus():
-            rewind = rewinding()
-            for program in part:
-                rewind()
-                try:
-                    found = account(program)
-                except Exception as error:  # noqa: BLE001 - a result like any other
-                    at = traceback.extract_tb(error.__traceback__)[-1]
-                    where = f"{Path(at.filename).name}:{at.lineno}"
-                    found = {"error": f"{type(error).__name__}: {error} ({where})"[:400]}
-                print(json.dumps(found), file=file, flush=True)
-        sys.stdout.flush()
-    finally:
-        os._exit(0)  # without what the forked process would do at its end
+def _run_all(
+    part: Sequence[Program],
+    account: Callable[[Program], Any],
+    report: Callable[[dict[str, Any]], None],
+) -> None:
+    with gpus():
+        rewind = rewinding()
+        for program in part:
+            rewind()
+            try:
+                found = account(program)
+            except Exception as error:  # noqa: BLE001 - a result like any other
+                at = traceback.extract_tb(error.__traceback__)[-1]
+                where = f"{Path(at.filename).name}:{at.lineno}"
+                found = {"error": f"{type(error).__name__}: {error} ({where})"[:400]}
+            report({"result": found})
 
 
 def rewinding() -> Callable[[], None]:
@@ -190,25 +177,3 @@ def rewinding() -> Callable[[], None]:
                 pass
 
     return rewind
-
-
-class _Lines:
-    """Lines of a pipe. ``over``: it was closed."""
-
-    def __init__(self, reading: int) -> None:
-        self._reading = reading
-        self._data = b""
-        self.over = False
-
-    def next(self, limit: float) -> bytes | None:
-        """The next one; None if there is none within ``limit`` seconds, or at its end."""
-        end = time.monotonic() + limit
-        while b"\n" not in self._data:
-            ready, _, _ = select.select([self._reading], [], [], max(0.0, end - time.monotonic()))
-            part = os.read(self._reading, 1 << 16) if ready else b""
-            self.over = bool(ready) and not part
-            if not part:
-                return None
-            self._data += part
-        line, _, self._data = self._data.partition(b"\n")
-        return line

@@ -100,7 +100,7 @@ def distance(a: Any, b: Any) -> float:
 
 def compared(op: Any, inputs: list[Any]) -> dict[str, Any]:
     """How far the values of an operator are from the CPU's, over some samples."""
-    from gpuprobe.native.values import Values
+    from gpuprobe.native.values.session import Values
 
     worst, errors, ran = 0.0, [], 0
     for sample in inputs:
@@ -207,7 +207,7 @@ def timings() -> None:
 
     import torch
 
-    from gpuprobe.native.values import Values
+    from gpuprobe.native.values.session import Values
 
     def step(device: str) -> float:
         torch.manual_seed(0)

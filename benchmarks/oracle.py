@@ -27,10 +27,7 @@ import itertools
 import json
 import os
 import re
-import select
-import signal
 import sys
-import time
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -40,7 +37,7 @@ from typing import Any, Final, Literal
 ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from native_operators import moved, operators, tensors  # noqa: E402
+from native_operators import in_child, moved, operators, tensors  # noqa: E402
 
 GPU: Final = "h100-80gb"
 SECONDS: Final = 120
@@ -135,7 +132,7 @@ def _operators(
                 report({"end": title})
             report({"finished": True})
 
-        for entry in _in_child(run, given.limit):
+        for entry in in_child(run, given.limit):
             if "finished" in entry:
                 finished = True
             elif "begun" in entry:
@@ -182,7 +179,7 @@ def _programs(
                 entry = measured(lambda: exec(code, {"__name__": "__main__"}))
             report({**entry, "results": []})
 
-        for entry in _in_child(run, given.limit):
+        for entry in in_child(run, given.limit):
             add(name, entry)
 
 
@@ -207,7 +204,7 @@ def _sizes(
                     torch.cuda.synchronize()  # after an error of the device, in a new process
 
         begun = left[0]
-        for entry in _in_child(run, given.limit):
+        for entry in in_child(run, given.limit):
             if "begun" in entry:
                 begun = entry["begun"]
             elif "lost" in entry:
@@ -232,54 +229,6 @@ def _sized(make: Callable[[], Callable[[], Any]]) -> dict[str, Any]:
     first = torch.cuda.max_memory_allocated() - before
     results, entry = _second(call)
     return {**entry, "results": _described(results), "first": first}
-
-
-def _in_child(
-    work: Callable[[Callable[[dict[str, Any]], None]], None], limit: float
-) -> Iterator[dict[str, Any]]:
-    """What ``work`` reports in a forked process; finally ``lost`` if it did not end regularly, or
-    reported nothing for ``limit`` seconds.
-    """
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        os.close(reading)
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, 1)
-        if not os.environ.get("ORACLE_STDERR"):
-            os.dup2(null, 2)
-        out = os.fdopen(writing, "w", encoding="utf-8")
-
-        def report(entry: dict[str, Any]) -> None:
-            out.write(json.dumps(entry) + "\n")
-            out.flush()
-
-        try:
-            work(report)
-        except BaseException as error:  # noqa: BLE001 - the parent reports it
-            report({"lost": f"{type(error).__name__}: {error}"[:200]})
-        os._exit(0)
-    os.close(writing)
-    data, hung, until = b"", False, time.monotonic() + limit
-    while True:
-        ready, _, _ = select.select([reading], [], [], max(0, until - time.monotonic()))
-        part = os.read(reading, 1 << 16) if ready else b""
-        if not ready:
-            hung = True
-            os.kill(child, signal.SIGKILL)
-        if not part:
-            break
-        data += part
-        *lines, data = data.split(b"\n")
-        for line in lines:
-            until = time.monotonic() + limit
-            yield json.loads(line)
-    os.close(reading)
-    _, status = os.waitpid(child, 0)
-    if hung:
-        yield {"lost": "took too long"}
-    elif os.WIFSIGNALED(status):
-        yield {"lost": signal.Signals(os.WTERMSIG(status)).name}
 
 
 @contextlib.contextmanager

@@ -31,7 +31,8 @@ import numpy as np
 
 from gpuprobe.model.run.work import Work, WorkKind
 from gpuprobe.step_time import matmul
-from gpuprobe.step_time.prices import Price, Prices, prices
+from gpuprobe.step_time.price import Price
+from gpuprobe.step_time.prices import Prices, prices
 from gpuprobe.step_time.speeds import all_speeds, element_bytes
 
 SYSTEMS = {

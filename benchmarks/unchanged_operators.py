@@ -37,7 +37,7 @@ import unchanged_programs  # noqa: E402
 from torch.testing._internal.common_methods_invocations import op_db  # noqa: E402
 
 import gpuprobe  # noqa: E402
-from gpuprobe.native.values import Values  # noqa: E402
+from gpuprobe.native.values.session import Values  # noqa: E402
 
 
 def run(op: Any, sample: Any, backward: bool) -> None:

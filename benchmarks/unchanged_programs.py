@@ -174,12 +174,11 @@ def corpus() -> list[Source]:
     sys.path.insert(0, str(HERE.parent / "tests" / "hazards"))
     import ordinary_workloads
     import upstream_corpus
-    import variants_autograd
     import variants_indices
     import variants_streams
     from hazard_corpus import CASES
 
-    groups = (upstream_corpus, variants_autograd, variants_indices, variants_streams)
+    groups = (upstream_corpus, variants_indices, variants_streams)
     texts = {case.name: case.text for case in CASES if case.gpus == 1}
     for group in groups:
         for bug in group.BUGS:

@@ -572,8 +572,7 @@ _GATE_METRICS = {
 
 def gate_metrics() -> str:
     """What `gpuprobe check` compares, and what it accepts by default."""
-    from gpuprobe.analysis.baseline import METRICS
-    from gpuprobe.analysis.baseline.model import IGNORED
+    from gpuprobe.analysis.baseline.model import IGNORED, METRICS
 
     rows = [
         "| metric | what | accepted on hardware | ignored without a GPU |",

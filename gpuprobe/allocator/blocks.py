@@ -41,15 +41,13 @@ _ORDER_SHIFT = 64
 class PoolBlock:
     """A part of a segment, linked to its neighbours. Sizes and addresses in bytes.
 
-    ``active`` is allocated or waiting for a stream; ``stream_uses`` are the other streams
-    that used it (None for none), ``events`` the uses that have not finished yet.
+    ``active`` is allocated or waiting for a stream.
     """
 
     __slots__ = (
         "active",
         "address",
         "allocated",
-        "events",
         "expandable",
         "free_list",
         "gc_base",
@@ -59,7 +57,6 @@ class PoolBlock:
         "prev",
         "requested",
         "size",
-        "stream_uses",
     )
 
     def __init__(self, address: int, size: int, free_list: FreeList, order: int) -> None:
@@ -74,8 +71,6 @@ class PoolBlock:
         self.prev: PoolBlock | None = None
         self.next: PoolBlock | None = None
         self.expandable: ExpandableRange | None = None
-        self.events = 0
-        self.stream_uses: set[int] | None = None
         self.gc_base = 0
 
     def __repr__(self) -> str:

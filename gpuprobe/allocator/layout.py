@@ -111,7 +111,6 @@ def _chain(
         block.expandable = where
         block.active = True
         block.allocated = not placed.pending
-        block.events = int(placed.pending)
         block.requested = placed.requested
         sim.live[block.address] = block
         sim.active += block.size

@@ -10,7 +10,6 @@ Where an order is unspecified in torch (hash sets), this uses insertion order.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import deque
 from typing import Final
 
 from gpuprobe.allocator import expandable, release
@@ -43,8 +42,6 @@ class Simulator(AllocatorState):
         ``pool`` is the index of the pool that the program has directed this stream to, 0
         for the default one.
         """
-        if (self.queues or self.deferred) and not (self.captures and self.capturing(stream)):
-            self.process_events()
         if self.plain_rounding:
             size = (requested + 511) & -512 or MIN_BLOCK
         else:
@@ -117,15 +114,11 @@ class Simulator(AllocatorState):
         return block
 
     def free(self, block: PoolBlock) -> None:
-        """Free an allocated block (``free``): at once, or when the streams that used it are
-        done. Raises InternalError for a block that is not allocated."""
+        """Free an allocated block (``free``), which no other stream has used: those of a trace
+        have a `request_free` and a `complete`. Raises InternalError for a block that is not
+        allocated."""
         self.request_free(block)
-        if not block.stream_uses:
-            self.complete(block)
-        elif self.capturing():
-            self.deferred[block] = None
-        else:
-            self._insert_events(block)
+        self.complete(block)
 
     def request_free(self, block: PoolBlock) -> None:
         """The first half of a free: the owner is done with the block."""
@@ -173,16 +166,6 @@ class Simulator(AllocatorState):
         insort(keys, key)
         blocks[key] = block
 
-    def record_stream(self, block: PoolBlock, stream: int) -> None:
-        """Another stream uses the block (``recordStream``); its own stream is ignored."""
-        if stream == block.free_list.stream:
-            return
-        if block.stream_uses is None:
-            block.stream_uses = set()
-        block.stream_uses.add(stream)
-        if self.capturing():
-            self.capture_uses.setdefault(block, set()).add(stream)
-
     def empty_cache(self, pool: int = 0) -> None:
         """Free all unsplit cached segments and unmap all empty pages (``release_cached_blocks``).
 
@@ -204,6 +187,11 @@ class Simulator(AllocatorState):
         for owner in list(self.pools.values()):
             if owner.freeable:
                 release.release_pool(self, owner)
+
+    def synchronize_events(self, owner: PrivatePool | None = None) -> None:
+        """Wait for the streams that blocks (of one pool) wait for, and free these blocks
+        (``synchronize_and_free_events``). Here a trace shows when they are done.
+        """
 
     # -- searching --------------------------------------------------------------------------
 
@@ -303,67 +291,6 @@ class Simulator(AllocatorState):
         self.emit(_SEGMENT_ALLOC, address, segment_size, free_list)
         return block
 
-    # -- streams ----------------------------------------------------------------------------
-
-    def finish(self, stream: int) -> None:
-        """Mark the work queued on ``stream`` so far as done: the next poll finds its events
-        complete."""
-        self.finished[stream] = self.tickets
-
-    def process_events(self) -> None:
-        """Poll the events, oldest first per stream, and free the blocks whose events are done
-        (``process_events``)."""
-        self._insert_deferred()
-        for stream in list(self.queues):
-            queue = self.queues[stream]
-            done = self.finished.get(stream, 0)
-            while queue and queue[0][0] <= done:
-                self._event_done(queue.popleft()[1])
-            if not queue:
-                del self.queues[stream]
-
-    def synchronize_events(self, owner: PrivatePool | None = None) -> None:
-        """Wait for all events (of one pool) and free the blocks that waited for them
-        (``synchronize_and_free_events``)."""
-        self._insert_deferred()
-        for stream in list(self.queues):
-            others: deque[tuple[int, PoolBlock]] = deque()
-            for ticket, block in self.queues[stream]:
-                if owner is not None and block.free_list.pool.owner is not owner:
-                    others.append((ticket, block))
-                else:
-                    self._event_done(block)
-            if others:
-                self.queues[stream] = others
-            else:
-                del self.queues[stream]
-
-    def _event_done(self, block: PoolBlock) -> None:
-        block.events -= 1
-        if block.events == 0:
-            self.complete(block)
-
-    def _insert_events(self, block: PoolBlock) -> None:
-        """Record an event on every stream that used the block (``insert_events``)."""
-        streams = sorted(block.stream_uses or ())
-        block.stream_uses = None
-        for stream in streams:
-            self.tickets += 1
-            block.events += 1
-            self.queues.setdefault(stream, deque()).append((self.tickets, block))
-
-    def _insert_deferred(self) -> None:
-        """Insert the events of frees that were deferred during a capture
-        (``insert_events_deferred_until_no_capture``): uses made during the capture are over,
-        earlier ones get events."""
-        for block in list(self.deferred):
-            if block.stream_uses:
-                block.stream_uses -= self.capture_uses.pop(block, set())
-            self._insert_events(block)
-            if block.events == 0:
-                self.complete(block)
-        self.deferred.clear()
-
     # -- pools ------------------------------------------------------------------------------
 
     def begin_capture(self, pool: int, streams: frozenset[int] | None = None) -> None:
@@ -384,8 +311,8 @@ class Simulator(AllocatorState):
         raise InternalError(f"no capture into pool {pool} is in progress")
 
     def capturing(self, stream: int | None = None) -> bool:
-        """Whether a graph is captured from this stream (None: from any). Its requests poll no
-        events and release no cached memory; those of other streams do.
+        """Whether a graph is captured from this stream (None: from any). Its requests
+        release no cached memory; those of other streams do.
         """
         return any(
             streams is not None and (stream is None or stream in streams)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -55,12 +54,6 @@ class AllocatorState:
         self.orders = 0
         # Captures in progress: pool, and the streams that are directed to it (None: all).
         self.captures: list[tuple[int, frozenset[int] | None]] = []
-        self.capture_uses: dict[PoolBlock, set[int]] = {}
-        self.deferred: dict[PoolBlock, None] = {}  # frees deferred while capturing
-        # Events by stream, oldest first: their numbers, and the blocks that wait for them.
-        self.queues: dict[int, deque[tuple[int, PoolBlock]]] = {}
-        self.tickets = 0
-        self.finished: dict[int, int] = {}  # stream -> the last ticket that is done
 
         self.allocated = 0
         self.active = 0

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from gpuprobe.analysis.baseline import Baseline, CheckResult, MetricResult, simulated_gpu
+from gpuprobe.analysis.baseline.model import Baseline, CheckResult, MetricResult, simulated_gpu
 from gpuprobe.analysis.blame.blame import SourceGraph
 from gpuprobe.analysis.blame.hunks import (
     Hunk,

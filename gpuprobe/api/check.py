@@ -17,18 +17,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuprobe.analysis.baseline import (
-    SIMULATED,
-    Baseline,
-    CheckResult,
-    KeptFile,
-    Tolerance,
-    baseline_of,
-    check_baseline,
-    own_recording,
-    with_repeats,
-)
-from gpuprobe.analysis.baseline.check import MeasuredRun, not_compared
+from gpuprobe.analysis.baseline.check import MeasuredRun, check_baseline, not_compared, with_repeats
+from gpuprobe.analysis.baseline.measure import baseline_of, own_recording
+from gpuprobe.analysis.baseline.model import SIMULATED, Baseline, CheckResult, KeptFile, Tolerance
 from gpuprobe.errors import DataError, MissingExtra, ProgramFailed
 from gpuprobe.gate.files import (
     read_baseline,

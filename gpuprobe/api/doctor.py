@@ -42,8 +42,8 @@ def diagnose(
     """
     from gpuprobe.api.devices import inventory
     from gpuprobe.errors import UsageError
-    from gpuprobe.probes.health import CHECKS, MachineFacts, examine
-    from gpuprobe.probes.health.base import device_verdicts, driver_status
+    from gpuprobe.probes.health import CHECKS
+    from gpuprobe.probes.health.base import MachineFacts, device_verdicts, driver_status, examine
     from gpuprobe.probes.health.facts import gather
 
     if bundle is not None and os.path.lexists(bundle):  # before the checks run

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 if TYPE_CHECKING:
     from gpuprobe.allocator.results import ReplayResult
-    from gpuprobe.analysis.baseline import CheckResult
+    from gpuprobe.analysis.baseline.model import CheckResult
     from gpuprobe.analysis.compare.diff import Diff
     from gpuprobe.errors import GpuprobeError
     from gpuprobe.hazards.findings.results import Hazards

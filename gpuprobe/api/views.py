@@ -14,7 +14,7 @@ from gpuprobe.errors import DataError, GpuprobeError, UsageError
 from gpuprobe.model.io.files import new_file, read_text
 
 if TYPE_CHECKING:
-    from gpuprobe.analysis.baseline import CheckResult
+    from gpuprobe.analysis.baseline.model import CheckResult
     from gpuprobe.analysis.peak.flame import FlameNode
     from gpuprobe.hazards.findings.results import Hazards
     from gpuprobe.model.findings import Finding

@@ -684,14 +684,13 @@ def summary(output: Path, width: int = 80, *, gpu: str = "") -> list[str]:
     from gpuprobe.api.recordings import load
     from gpuprobe.recording.summary import summarize
     from gpuprobe.reporters.sections.parts import capitalized
-    from gpuprobe.reporters.sections.report import (
+    from gpuprobe.reporters.sections.report import headline
+    from gpuprobe.reporters.sections.report.failures import (
         ended_out_of_memory,
         estimate_command,
         estimate_reason,
-        head_of,
-        headline,
-        main_cause,
     )
+    from gpuprobe.reporters.sections.report.head import head_of, main_cause
     from gpuprobe.reporters.terminal import Style
     from gpuprobe.reporters.text import draw
 

@@ -33,25 +33,11 @@ from gpuprobe.catalogue.file import (
     built_in,
     by_key,
     key_of,
-    load_user_catalogue,
     with_context,
 )
-from gpuprobe.catalogue.gpu_model import GpuModel, cublas_workspace
+from gpuprobe.catalogue.gpu_model import GpuModel
 from gpuprobe.errors import ConfigError, DriverUnavailable, MissingExtra
 from gpuprobe.model.text import visible
-
-__all__ = [
-    "ENVIRONMENT",
-    "GpuModel",
-    "all_models",
-    "alternatives",
-    "cublas_workspace",
-    "find",
-    "from_properties",
-    "load_user_catalogue",
-    "parse_spec",
-    "present",
-]
 
 MAX_DEVICES: Final = 64
 

@@ -24,6 +24,8 @@ LEAST_EFFECT = 0.05
 moment later. Memory to which no name leads, only objects in a cycle, is worth a cause from that on:
 no program needs it. So are copies (`copied`)."""
 
+OF_A_MODEL = frozenset((Category.PARAMETER, Category.BUFFER))
+
 _COPIED = 8
 """How many tensors of one line are more than variables of the iteration before."""
 
@@ -216,7 +218,9 @@ def groups_of(
             key = (early, holder.root, frozenset(classes))
         else:
             name = holder.path[0].label if holder.path else ""
-            key = (early, holder.root, holder.function, name)
+            graph = holder.kept in (Kept.SAVED, Kept.VARIABLE)
+            weight = graph and block.category in OF_A_MODEL  # which keeps it as well
+            key = (early, holder.root, holder.function, name, weight)
         found.setdefault(key, []).append(block)
     groups = [
         HeldGroup(tuple(members), _main_holder(members, holders), tensors)

@@ -193,7 +193,8 @@ def certain_causes(
     site: PeakSite, lives: Biographies, diagnosed: Iterable[Diagnosed]
 ) -> Iterator[Diagnosed]:
     """The causes, corrected by what the recording has of the whole run; forward passes without
-    gradients are one remedy, which is yielded once for a line.
+    gradients are one remedy, which is yielded once for a line: the one that calls the model, if it
+    is known.
     """
     evaluation = _with_gradients(site)
     rings = [one.holder for one in _kept(site.rank) if one.holder.cycle]
@@ -202,9 +203,11 @@ def certain_causes(
     for one in diagnosed:
         certain = _certain(one, lives, evaluation, ring)
         if certain.answer.code == NO_GRAD:
-            if one.group.main.made_at in lines:
+            called = certain.answer.rule == EVALUATION and certain.kept_at
+            line = called or one.group.main.made_at
+            if line in lines:
                 continue
-            lines.add(one.group.main.made_at)
+            lines.add(line)
         yield certain
 
 

@@ -172,7 +172,7 @@ class Listed(argparse.Action):
 
 def _gpus() -> list[tuple[str, str]]:
     """The GPUs of the catalogue, with their memory and title."""
-    from gpuprobe.catalogue.gpus import all_models
+    from gpuprobe.catalogue.file import all_models
     from gpuprobe.model.text import human_bytes, visible
 
     return [

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from gpuprobe.reporters.metrics.metrics import Family
     from gpuprobe.reporters.metrics.otlp import OtlpPusher
 
-__all__ = ["ExportSettings", "Once", "export", "export_once", "write_textfile"]
-
 
 class Once(NamedTuple):
     """The result of one export. ``anything``: whether there was a source of device readings, or a

@@ -13,7 +13,7 @@ from gpuprobe.errors import DataError, UsageError
 from gpuprobe.model.io.files import atomic_write, read_text
 
 if TYPE_CHECKING:
-    from gpuprobe.analysis.baseline import Baseline, Tolerance
+    from gpuprobe.analysis.baseline.model import Baseline, Tolerance
     from gpuprobe.hazards.findings.results import Hazards
 
 StrPath = str | os.PathLike[str]
@@ -34,7 +34,7 @@ def read_baseline(path: StrPath, run: str = "") -> Baseline:
 def read_runs(path: StrPath) -> dict[str, Baseline]:
     """All baselines of a file, by the names of their runs; "" for a single, unnamed one. Raises
     UsageError if the file is missing, DataError if it is not a baseline."""
-    from gpuprobe.analysis.baseline import loads_runs
+    from gpuprobe.analysis.baseline.text import loads_runs
 
     hint = "create it with gpuprobe baseline update and the same arguments"
     return loads_runs(_text(path, hint), str(Path(path)))
@@ -43,7 +43,7 @@ def read_runs(path: StrPath) -> dict[str, Baseline]:
 def run_names(path: StrPath) -> list[str]:
     """The names of the runs in a file, also in one with merge conflicts; empty if the file is
     missing. Raises DataError if it is not a baseline."""
-    from gpuprobe.analysis.baseline import merged_tolerances
+    from gpuprobe.analysis.baseline.text import merged_tolerances
 
     if not Path(path).exists():
         return []
@@ -58,7 +58,7 @@ def replaced_baseline(
     None, and the tolerances are those of both sides; for a run that is new to the file they are
     those of the unnamed baseline. Raises DataError if the file is not a baseline, UsageError if it
     has several runs and none is named."""
-    from gpuprobe.analysis.baseline import merged_tolerances
+    from gpuprobe.analysis.baseline.text import merged_tolerances
 
     if not Path(path).exists():
         return None, {}
@@ -106,7 +106,7 @@ def write_runs(
     existing baselines and the baselines of other runs are preserved. Raises UsageError if the file
     cannot be written, DataError if the existing file is not a baseline, or if the recording of a
     baseline is incomplete."""
-    from gpuprobe.analysis.baseline import dumps_runs, merged_tolerances
+    from gpuprobe.analysis.baseline.text import dumps_runs, merged_tolerances
 
     for baseline in baselines.values():
         if baseline.missing:

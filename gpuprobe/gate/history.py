@@ -19,7 +19,7 @@ from gpuprobe.analysis.baseline.model import KeptFile, file_digest
 from gpuprobe.analysis.blame.source import Source, source_of
 
 if TYPE_CHECKING:
-    from gpuprobe.analysis.baseline import Baseline
+    from gpuprobe.analysis.baseline.model import Baseline
 
 _SECONDS: Final = 30
 """The time limit of one call of git: a network disk may never respond."""

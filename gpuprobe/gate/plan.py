@@ -26,7 +26,7 @@ from gpuprobe.gate.project import ProjectSettings, tolerance_of
 from gpuprobe.model.io.files import open_regular
 
 if TYPE_CHECKING:
-    from gpuprobe.analysis.baseline import Baseline, Setting, Tolerance
+    from gpuprobe.analysis.baseline.model import Baseline, Setting, Tolerance
 
 CALL: Final = "command line"
 BASELINE: Final = "baseline"
@@ -136,7 +136,7 @@ def chosen_runs(
 
 
 def _is_name(name: str) -> bool:
-    from gpuprobe.analysis.baseline import NAME
+    from gpuprobe.analysis.baseline.text import NAME
 
     return NAME.fullmatch(name) is not None
 
@@ -178,7 +178,7 @@ def plan(
 
     Raises UsageError if the baseline belongs to a different script, and if there is no command.
     """
-    from gpuprobe.analysis.baseline import SIMULATED, Setting
+    from gpuprobe.analysis.baseline.model import SIMULATED, Setting
 
     project = project or ProjectSettings()
     project = project.runs.get(name, project)
@@ -316,7 +316,7 @@ def _measured(before: Baseline | None) -> ProjectSettings:
     """The settings that a baseline was measured with, as far as it has them."""
     if before is None:
         return ProjectSettings()
-    from gpuprobe.analysis.baseline import simulated_gpu
+    from gpuprobe.analysis.baseline.model import simulated_gpu
 
     counted = "races" in before.metrics or "implicit_syncs_per_step" in before.metrics
     return ProjectSettings(
@@ -364,7 +364,7 @@ def tolerances(texts: Sequence[str]) -> dict[str, Tolerance]:
     """
     import difflib
 
-    from gpuprobe.analysis.baseline import METRICS
+    from gpuprobe.analysis.baseline.model import METRICS
 
     found = {}
     for text in texts:

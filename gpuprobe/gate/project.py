@@ -45,7 +45,7 @@ from gpuprobe.model.io.files import read_text
 from gpuprobe.model.values import Bounds, Parsed
 
 if TYPE_CHECKING:
-    from gpuprobe.analysis.baseline import Tolerance
+    from gpuprobe.analysis.baseline.model import Tolerance
 
 KEYS: Final = (
     "baseline",
@@ -141,7 +141,7 @@ def _settings(table: _RunTable, path: Path, where: str) -> ProjectSettings:
 
 def _runs(table: _ProjectTable, common: ProjectSettings, shown: str) -> dict[str, ProjectSettings]:
     """The settings of each run, completed by the ``common`` ones."""
-    from gpuprobe.analysis.baseline import NAME
+    from gpuprobe.analysis.baseline.text import NAME
 
     if table.runs and table.run is not None:
         raise ConfigError(
@@ -245,7 +245,7 @@ class _ProjectTable(_RunTable):
 
 
 def _tolerances(table: Mapping[str, Any], where: str) -> dict[str, Tolerance]:
-    from gpuprobe.analysis.baseline import METRICS
+    from gpuprobe.analysis.baseline.model import METRICS
 
     for name in table:
         if name not in METRICS:
@@ -260,7 +260,7 @@ def tolerance_of(name: str, value: object, where: str = "") -> Tolerance:
 
     Raises ConfigError for an invalid amount.
     """
-    from gpuprobe.analysis.baseline import Tolerance
+    from gpuprobe.analysis.baseline.model import Tolerance
 
     found = _amount(value)
     if found is None:

@@ -22,17 +22,29 @@ import itertools
 import sys
 import weakref
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor, UntypedStorage
 
 from gpuprobe.hazard_watch import host_access
 from gpuprobe.hazard_watch.device import PINNED, RegisteredMemory, untraced
-from gpuprobe.hazard_watch.names import backward_frames
+from gpuprobe.hazard_watch.names import backward_frames, site_at_hand
 from gpuprobe.hazard_watch.node_streams import lifetime_of
 from gpuprobe.hazard_watch.source import EventSource
-from gpuprobe.hazards.events import StreamWait
+from gpuprobe.hazard_watch.streams import CapturedGraph
+from gpuprobe.hazards.engine import Engine
+from gpuprobe.hazards.events import (
+    DeviceSynchronize,
+    Event,
+    EventRecord,
+    EventSynchronize,
+    EventWait,
+    GraphReplay,
+    RecordStream,
+    StreamSynchronize,
+    StreamWait,
+)
 from gpuprobe.patching import Patches, when_imported
 from gpuprobe.torch_support.compiled_calls import follow_compiled_calls
 from gpuprobe.torch_support.memory_history import history
@@ -42,6 +54,10 @@ from gpuprobe.user_frames import PACKAGE, folder_of, outside
 _AUTOGRAD: Final = f"{folder_of(torch)}autograd/"
 _VALUES: Final = f"{PACKAGE}native/values/"
 _COMPILER: Final = "torch._inductor.compile_fx"
+_Report: TypeAlias = Callable[..., Event | None]
+"""What a call means for the engine, from its result and its arguments."""
+_OF_THE_HOST: Final = (EventSynchronize, StreamSynchronize, DeviceSynchronize, GraphReplay)
+"""Events that no graph captures; within a capture, its own engine gets the others."""
 
 
 def install(source: EventSource, patches: Patches) -> None:
@@ -122,20 +138,20 @@ class _CudaHooks:
     def _streams(self, patches: Patches) -> None:
         """Patch methods and functions that order streams, or that wait for them."""
         event, stream = torch.cuda.Event, torch.cuda.Stream
-        methods: dict[Any, dict[str, Callable[..., None]]] = {
+        methods: dict[Any, dict[str, _Report]] = {
             event: {
                 "record": self._recorded,
                 "wait": self._waited,
-                "query": self._event_queried,
-                "synchronize": self._event_waited,
+                "query": self._event_done,
+                "synchronize": self._event_done,
             },
-            stream: {"query": self._stream_queried, "synchronize": self._stream_waited},
+            stream: {"query": self._stream_done, "synchronize": self._stream_done},
         }
         for owner, reports in methods.items():
             for name, report in reports.items():
                 patches.set(owner, name, self._reporting(getattr(owner, name), report))
         # Of classes in C, which accelerators other than CUDA share.
-        generic: dict[Any, dict[str, Callable[..., None]]] = {
+        generic: dict[Any, dict[str, _Report]] = {
             torch.Event: methods[event],
             torch.Stream: {
                 **methods[stream],
@@ -151,11 +167,11 @@ class _CudaHooks:
                 if name in vars(owner):
                     original = vars(owner)[name]
                     patches.add(_set_in_c(owner, name, self._reporting(original, report)))
-        functions: dict[str, Callable[..., None]] = {
+        functions: dict[str, _Report] = {
             "_cuda_setStream": self._switched,
             "_accelerator_setStream": self._switched,
-            "_cuda_synchronize": self._device_waited,
-            "_accelerator_synchronizeDevice": self._device_waited,
+            "_cuda_synchronize": self._device_done,
+            "_accelerator_synchronizeDevice": self._device_done,
         }
         for name, report in functions.items():
             if hasattr(torch._C, name):
@@ -166,14 +182,15 @@ class _CudaHooks:
         from torch.cuda import memory
 
         graph = torch.cuda.CUDAGraph
-        for owner, name, report in (
+        reports: tuple[tuple[Any, str, _Report], ...] = (
             (torch.Tensor, "record_stream", self._stream_recorded),
             (torch.Tensor, "tolist", self._listed),
             (torch.UntypedStorage, "resize_", self._storage_resized),
             (graph, "capture_begin", self._capture_began),
             (graph, "capture_end", self._capture_ended),
             (graph, "replay", self._replayed),
-        ):
+        )
+        for owner, name, report in reports:
             patches.set(owner, name, self._reporting(getattr(owner, name), report))
         original_empty, original_numpy = memory.empty_cache, torch.Tensor.numpy
 
@@ -196,13 +213,19 @@ class _CudaHooks:
             patches.set(runtime, function, self._after(getattr(runtime, function), reporter))
         patches.set(torch.Tensor, "numpy", numpy)
 
-    def _reporting(self, original: Any, report: Callable[..., None]) -> Callable[..., Any]:
+    def _reporting(self, original: Any, report: _Report) -> Callable[..., Any]:
         """``original``, followed by ``report`` with its result and its arguments."""
+        source = self._source
+
+        def apply(*args: Any, **kwargs: Any) -> None:
+            event = report(*args, **kwargs)
+            if event is not None:
+                (source.engine if isinstance(event, _OF_THE_HOST) else source.active).apply(event)
 
         @functools.wraps(original)
         def method(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
-            self._source.guarded(report, result, *args, **kwargs)
+            source.guarded(apply, result, *args, **kwargs)
             return result
 
         return method
@@ -245,57 +268,66 @@ class _CudaHooks:
             found = self._events[id(event)] = weakref.ref(lifetime, gone), number
         return found[1]
 
-    def _where(self, stream: torch.Stream | None) -> tuple[int, int]:
-        """Device and number of a stream, or of the current one."""
+    def _actor(self, engine: Engine, stream: torch.Stream | None) -> int:
+        """The actor of a stream, or of the current one."""
+        machine = self._machine
         if stream is None:
             index = _device()
-            return index, self._machine.stream(index)
-        return self._machine.number_of(stream)
+            return engine.stream(index, machine.stream(index))
+        return engine.stream(*machine.number_of(stream))
 
-    def _recorded(self, _: None, event: torch.Event, stream: torch.Stream | None = None) -> None:
-        self._source.event_record(self._number(event), *self._where(stream))
+    # -- the events of calls, by their result and arguments
 
-    def _waited(self, _: None, event: torch.Event, stream: torch.Stream | None = None) -> None:
-        self._source.event_wait(self._number(event), *self._where(stream))
-
-    def _event_queried(self, done: bool, event: torch.Event) -> None:
-        if done:
-            self._source.event_query(self._number(event))
-
-    def _event_waited(self, _: None, event: torch.Event) -> None:
-        self._source.event_synchronize(self._number(event))
+    def _recorded(
+        self, _: object, event: torch.Event, stream: torch.Stream | None = None
+    ) -> EventRecord:
+        actor = self._actor(self._source.active, stream)
+        return EventRecord(self._number(event), actor, site_at_hand())
 
     def _event_made(
         self, event: torch.Event, stream: torch.Stream, *_: object, **__: object
-    ) -> None:
-        self._source.event_record(self._number(event), *self._where(stream))
+    ) -> EventRecord:
+        return self._recorded(None, event, stream)
 
-    def _event_awaited(self, _: None, stream: torch.Stream, event: torch.Event) -> None:
-        self._source.event_wait(self._number(event), *self._where(stream))
+    def _waited(
+        self, _: object, event: torch.Event, stream: torch.Stream | None = None
+    ) -> EventWait:
+        actor = self._actor(self._source.active, stream)
+        return EventWait(self._number(event), actor, site_at_hand())
 
-    def _stream_awaited(self, _: None, stream: torch.Stream, other: torch.Stream) -> None:
+    def _event_awaited(self, _: object, stream: torch.Stream, event: torch.Event) -> EventWait:
+        return self._waited(None, event, stream)
+
+    def _stream_awaited(self, _: object, stream: torch.Stream, other: torch.Stream) -> StreamWait:
         engine = self._source.active
-        waiter, awaited = (engine.stream(*self._where(one)) for one in (stream, other))
-        engine.apply(StreamWait(waiter, awaited, self._source.site()))
+        return StreamWait(self._actor(engine, stream), self._actor(engine, other), site_at_hand())
 
-    def _stream_queried(self, done: bool, stream: torch.Stream) -> None:
-        if done:
-            self._source.stream_synchronize(*self._where(stream))
+    def _event_done(self, done: bool | None, event: torch.Event) -> EventSynchronize | None:
+        """A wait, or a query: True counts as a wait of the host."""
+        return None if done is False else EventSynchronize(self._number(event), site_at_hand())
 
-    def _stream_waited(self, _: None, stream: torch.Stream) -> None:
-        self._source.stream_synchronize(*self._where(stream))
+    def _stream_done(self, done: bool | None, stream: torch.Stream) -> StreamSynchronize | None:
+        """A wait, or a query, as of events."""
+        if done is False:
+            return None
+        return StreamSynchronize(self._actor(self._source.engine, stream), site_at_hand())
 
-    def _device_waited(self, _: None, index: int | None = None) -> None:
-        self._source.device_synchronize(_device() if index is None else index)
+    def _device_done(self, _: object, index: int | None = None) -> DeviceSynchronize:
+        return DeviceSynchronize(_device() if index is None else index, site_at_hand())
+
+    def _stream_recorded(
+        self, _: object, tensor: Tensor, stream: torch.Stream
+    ) -> RecordStream | None:
+        touched = self._source.touch(tensor)
+        if touched is None:
+            return None
+        return RecordStream(touched[0], self._actor(self._source.active, stream))
 
     def _switched(self, *_: object, **__: object) -> None:
         index = _device()
         self._machine.switched(index, self._machine.stream(index))
 
     # -- memory
-
-    def _stream_recorded(self, _: None, tensor: Tensor, stream: torch.Stream) -> None:
-        self._source.record_stream(tensor, *self._where(stream))
 
     def _storage_resized(self, _: object, storage: UntypedStorage, *__: object) -> None:
         self._source.resized(storage)
@@ -316,17 +348,23 @@ class _CudaHooks:
     def _capture_began(
         self, _: None, graph: torch.cuda.CUDAGraph, *args: Any, **kwargs: Any
     ) -> None:
-        index = _device()
         self._machine.integers.capturing = True
-        self._source.capture_begin(index, self._machine.stream(index))
+        self._source.capture_begin()
 
     def _capture_ended(self, _: None, graph: torch.cuda.CUDAGraph) -> None:
         self._machine.integers.capturing = False
-        graph._gpuprobe_accesses = self._source.capture_end(_device())
+        graph._gpuprobe_accesses = self._source.capture_end()
 
-    def _replayed(self, _: None, graph: torch.cuda.CUDAGraph) -> None:
-        captured, index = getattr(graph, "_gpuprobe_accesses", None), _device()
-        self._source.graph_launch(captured, index, self._machine.stream(index))
+    def _replayed(self, _: None, graph: torch.cuda.CUDAGraph) -> GraphReplay | None:
+        """All that was captured, as one operation, including memory of the graph's own pool and its
+        results.
+        """
+        captured: CapturedGraph | None = getattr(graph, "_gpuprobe_accesses", None)
+        if captured is None:  # captured before the check: its accesses are unknown
+            self._source.uncharged_graphs += 1
+            return None
+        actor = self._actor(self._source.engine, None)
+        return GraphReplay(captured.number, actor, list(captured.accesses), site_at_hand())
 
 
 def _in_value_computation() -> bool:

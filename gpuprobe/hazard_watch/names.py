@@ -46,7 +46,7 @@ def site_at_hand() -> CodePosition | None:
     """The position of the innermost frame of the program, resolved by `place`. In a thread without
     one, the place that called the backward pass.
     """
-    frame = innermost(sys._getframe(2))
+    frame = innermost(sys._getframe(1))
     if frame is None and backward_frames:
         frame = innermost(backward_frames[-1])
     if frame is None:

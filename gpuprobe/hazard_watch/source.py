@@ -341,7 +341,7 @@ class EventSource(StreamSource):
     def _uninitialized(self, plan: Plan, result: Any, index: int) -> None:
         """Uninitialised memory: deterministic algorithms fill it, on the current stream."""
         if self.active.many_streams and isinstance(result, torch.Tensor):
-            found = self._touch(result)
+            found = self.touch(result)
             if found is not None:
                 address, _ = found
                 self.active.allocated(address, site_at_hand())
@@ -390,7 +390,7 @@ class EventSource(StreamSource):
                 write = written[at] and plan.writes(at, args)
                 if plan.rows and at == 0 and self._add_rows(accesses, shapes, plan, args, write):
                     continue
-                found = self._touch(value)
+                found = self.touch(value)
                 if found is None:
                     self.add_accesses(accesses, parts(value), written[at])
                 else:
@@ -405,7 +405,7 @@ class EventSource(StreamSource):
                 if isinstance(value, (torch.Tensor, list, tuple)):
                     self.add_accesses(accesses, value, written[names.index(name)])
         if plan.results:
-            found = self._touch(result) if isinstance(result, torch.Tensor) else None
+            found = self.touch(result) if isinstance(result, torch.Tensor) else None
             if found is None:
                 made: _Accesses = []
                 self.add_accesses(made, result, True)
@@ -427,7 +427,7 @@ class EventSource(StreamSource):
         """Add the rows of the first argument that an index selects; with one stream too, as others
         may be used later. False: they are unknown.
         """
-        whole = self._touch(args[0])
+        whole = self.touch(args[0])
         if whole is None:
             return False
         address, where = whole
@@ -471,13 +471,15 @@ class EventSource(StreamSource):
         """Separate the host numbers that a kernel gets, which the host reads as it launches it
         (``TensorIterator::scalar_value``). Returns the kernel's own accesses.
         """
-        left = []
-        for address, where, write in accesses:
-            if address < PINNED_SPACE or write:
-                left.append((address, where, write))
-            else:
-                self.engine.apply(HostAccess(address, where, False, op, site))
-        return left
+        pinned, device = _by_place(accesses)
+        self._host_accesses(pinned, False, op, site)
+        return device + [access for access in pinned if access[2]]
+
+    def _host_accesses(self, accesses: _Accesses, write: bool, op: str, site: Site) -> None:
+        """Report the reads, or the writes, as the host's own."""
+        for address, where, writes in accesses:
+            if writes == write:
+                self.engine.apply(HostAccess(address, where, write, op, site))
 
     def _copies(
         self,
@@ -553,17 +555,13 @@ class EventSource(StreamSource):
         synchronization behavior").
         """
         pinned, device = _by_place(accesses)
-        for address, where, write in pinned:
-            if not write:
-                self.engine.apply(HostAccess(address, where, False, "copy", site))
+        self._host_accesses(pinned, False, "copy", site)
         self._launch(index, ("copy", shape), device, site)
         if any(write for _, _, write in pinned):
             self._explicit_sync(index, site)
         else:
             self.ledger.add("copy", site, allowed=True)
-        for address, where, write in pinned:
-            if write:
-                self.engine.apply(HostAccess(address, where, True, "copy", site))
+        self._host_accesses(pinned, True, "copy", site)
 
     def host_op(
         self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
@@ -600,7 +598,7 @@ class EventSource(StreamSource):
             self.machine.place_of(value)  # adds the tag of a storage in there
         tag = self.machine.tags.get(key)
         if tag is not None:
-            found = self._touch(value) if tag.place == PINNED else None
+            found = self.touch(value) if tag.place == PINNED else None
             if found is not None:
                 address, where = found
                 self.engine.apply(HostAccess(address, where, write, op, site_at_hand()))
@@ -610,7 +608,7 @@ class EventSource(StreamSource):
     @_guarded
     def host_use(self, tensor: Tensor, write: bool, op: str, note: str = "") -> None:
         """The host touches a pinned tensor without an operator."""
-        found = self._touch(tensor)
+        found = self.touch(tensor)
         if found is not None:
             address, where = found
             self.engine.apply(HostAccess(address, where, write, op, site_at_hand(), note))
@@ -671,7 +669,7 @@ class EventSource(StreamSource):
         """
         accesses: list[tuple[int, Footprint, bool]] = []
         self.add_accesses(accesses, result, True)
-        site = self.site()
+        site = site_at_hand()
         self._launch(index, ("copy", result.shape), accesses, site)
         if not host_watch.is_constructed():  # an index: like one that the program copies
             self._explicit_sync(index, site)

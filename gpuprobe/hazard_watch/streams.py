@@ -1,4 +1,4 @@
-"""Translates the use of memory, streams, events and graphs to engine events."""
+"""Translates launches, the use of memory, and synchronisations of operators to engine events."""
 
 from __future__ import annotations
 
@@ -33,19 +33,13 @@ from gpuprobe.hazards.engine import Engine
 from gpuprobe.hazards.events import (
     Allocation,
     BlockAccess,
-    CodePosition,
     DeviceSynchronize,
     EventDestroy,
-    EventRecord,
-    EventSynchronize,
-    EventWait,
     Free,
     GraphCapture,
-    GraphReplay,
     HostAccess,
     Launch,
     Operator,
-    RecordStream,
     Site,
     StreamSynchronize,
 )
@@ -63,7 +57,7 @@ _new: Final = tuple.__new__  # half the time of calling a named tuple's class
 is_contiguous = torch._C.TensorBase.is_contiguous
 
 
-class _Capture:
+class CapturedGraph:
     """A CUDA graph in capture. Nothing runs: its launches are checked within the graph, by a
     separate engine, and as one operation at each replay.
     """
@@ -86,7 +80,7 @@ class StreamSource:
         self.ledger = SyncLedger()
         self.allowed = 0  # open contexts in which synchronisations are allowed
         self.uncharged_graphs = 0  # replays of graphs that were captured before the check
-        self._capture: _Capture | None = None
+        self._capture: CapturedGraph | None = None
         self.captures: list[Engine] = []
         self._backward: list[BackwardPass] = []
         self.blocks, self.creations = Blocks(), Creations()
@@ -145,11 +139,7 @@ class StreamSource:
             tag = self.machine.tag_of(tensor)
             return None if tag is None else self._address(tag)
 
-    def site(self) -> CodePosition | None:
-        """The program's current line."""
-        return site_at_hand()
-
-    def _touch(self, tensor: Tensor) -> tuple[int, Footprint] | None:
+    def touch(self, tensor: Tensor) -> tuple[int, Footprint] | None:
         """The address of a tensor's block and its bytes in there; None if it has none."""
         if tensor.is_cuda:
             if tensor.layout is not torch.strided:
@@ -311,12 +301,6 @@ class StreamSource:
         if tag is not None and tag.place >= 0:
             self._moved(tag, storage)
 
-    def record_stream(self, tensor: Tensor, index: int, number: int) -> None:
-        """``Tensor.record_stream`` with this stream."""
-        found = self._touch(tensor)
-        if found is not None:
-            self.active.apply(RecordStream(found[0], self.active.stream(index, number)))
-
     def _ended(self, tag: Tag) -> None:
         """A storage was freed. This runs wherever its last reference is dropped: it only queues."""
         tags = self.machine.tags
@@ -325,7 +309,7 @@ class StreamSource:
         del tags[tag.key]
         address = None if tag.registered is not None else self._address(tag)
         if address is not None and not self.broken:
-            site = self.site() if self.engine.end_matters(address) else None
+            site = site_at_hand() if self.engine.end_matters(address) else None
             # The caching host allocator waits for the streams that used pinned memory before it
             # reuses it.
             self._queue.append(Free(address, site, tag.place == PINNED))
@@ -357,14 +341,14 @@ class StreamSource:
 
     def add_accesses(self, accesses: list[BlockAccess], value: object, write: bool) -> None:
         if isinstance(value, torch.Tensor):
-            found = self._touch(value)
+            found = self.touch(value)
             if found is not None:
                 address, where = found
                 accesses.append((address, where, write))
                 return
             value = parts(value)  # a sparse one's
         if isinstance(value, (list, tuple)):
-            touch = self._touch
+            touch = self.touch
             for item in value:  # hundreds, of an optimizer's operators
                 found = touch(item) if isinstance(item, torch.Tensor) else None
                 if found is None:
@@ -441,57 +425,22 @@ class StreamSource:
         if self._elapsed is not None:
             self.ledger.lost(reason, site, self._elapsed)
 
-    # -- streams and events
-
-    def event_record(self, event: int, index: int, number: int) -> None:
-        engine = self.active
-        engine.apply(EventRecord(event, engine.stream(index, number), site_at_hand()))
-
-    def event_wait(self, event: int, index: int, number: int) -> None:
-        engine = self.active
-        engine.apply(EventWait(event, engine.stream(index, number), site_at_hand()))
-
-    def event_query(self, event: int) -> None:
-        """The event is complete: a query counts as a wait of the host."""
-        self.engine.apply(EventSynchronize(event, site_at_hand()))
-
-    def event_synchronize(self, event: int) -> None:
-        self.engine.apply(EventSynchronize(event, site_at_hand()))
-
-    def stream_synchronize(self, index: int, number: int) -> None:
-        self.engine.apply(StreamSynchronize(self.engine.stream(index, number), site_at_hand()))
-
-    def device_synchronize(self, index: int) -> None:
-        self.engine.apply(DeviceSynchronize(index, site_at_hand()))
-
     # -- graphs
 
-    def capture_begin(self, index: int, number: int) -> None:
-        self._capture = _Capture(len(self.captures))
+    def capture_begin(self) -> None:
+        self._capture = CapturedGraph(len(self.captures))
         self._capture.engine.context = self._context
         self._capture.engine.labels = self.engine.labels
         self.active = self._capture.engine
         self.captures.append(self._capture.engine)
 
-    def capture_end(self, index: int) -> _Capture | None:
+    def capture_end(self) -> CapturedGraph | None:
         captured, self._capture = self._capture, None
         self.active = self.engine
         if captured is not None:
             used = {address for address, _, _ in captured.accesses}
             self.engine.apply(GraphCapture(captured.number, sorted(used - captured.allocated)))
         return captured
-
-    def graph_launch(self, captured: _Capture | None, index: int, number: int) -> None:
-        """All that was captured, as one operation, including memory of the graph's own pool and its
-        results.
-        """
-        if captured is None:  # captured before the check: its accesses are unknown
-            self.uncharged_graphs += 1
-            return
-        actor = self.engine.stream(index, number)
-        self.engine.apply(
-            GraphReplay(captured.number, actor, list(captured.accesses), site_at_hand())
-        )
 
     # -- the backward pass
 

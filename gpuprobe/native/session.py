@@ -28,8 +28,8 @@ from gpuprobe.torch_support import compile_notes
 from gpuprobe.torch_support.engine_reports import add_assumptions, set_call_log, set_launch_counter
 
 if TYPE_CHECKING:
-    from gpuprobe.native.values import Values
     from gpuprobe.native.values.reads import Reads
+    from gpuprobe.native.values.session import Values
     from gpuprobe.torch_support.traffic import Traffic
 
 _CONF: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -254,8 +254,8 @@ class NativeSession:
         """Compute values from now on. Called when torch has been imported."""
         if self._ended or self._values is not None or not self._computes:
             return
-        from gpuprobe.native.values import Values
         from gpuprobe.native.values.budget import Budget, Requested
+        from gpuprobe.native.values.session import Values
 
         compute = self._options.compute
         budget: Budget | None = None

@@ -12,7 +12,8 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import fields, replace
 from typing import Any, Final, NamedTuple
 
-from gpuprobe.catalogue.gpus import all_models, parse_spec
+from gpuprobe.catalogue.file import all_models
+from gpuprobe.catalogue.gpus import parse_spec
 from gpuprobe.model.plans.estimate import Estimate, EstimatedChange, RoomyGpu
 from gpuprobe.model.plans.request import EstimateRequest
 from gpuprobe.model.values import Bytes

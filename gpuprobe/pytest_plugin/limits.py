@@ -12,7 +12,7 @@ from gpuprobe.errors import ConfigError
 if TYPE_CHECKING:
     import pytest
 
-    from gpuprobe.analysis.baseline import Tolerance
+    from gpuprobe.analysis.baseline.model import Tolerance
 
 __all__ = ["Limits", "limits_of", "size_of"]
 
@@ -90,7 +90,7 @@ def _regression(memory: object, time: object) -> dict[str, Tolerance] | None:
         return None
     from dataclasses import replace
 
-    from gpuprobe.analysis.baseline import METRICS
+    from gpuprobe.analysis.baseline.model import METRICS
     from gpuprobe.gate.plan import tolerances
 
     timed = {} if time is None else tolerances([f"step_time={time}"])

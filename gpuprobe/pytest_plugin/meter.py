@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pytest
     from torch import Tensor
 
-    from gpuprobe.analysis.baseline import Baseline
+    from gpuprobe.analysis.baseline.model import Baseline
     from gpuprobe.api.blame import BlameOptions
     from gpuprobe.gate.plan import CheckPlan
     from gpuprobe.hazards.findings.results import Hazards
@@ -66,7 +66,7 @@ class Devices:
         """Give the process its GPUs. Raises MissingExtra without torch, and what
         `gpuprobe.virtual_gpu` raises.
         """
-        from gpuprobe.analysis.baseline import SIMULATED
+        from gpuprobe.analysis.baseline.model import SIMULATED
         from gpuprobe.api.simulated_gpu import has_gpu, virtual_gpu
 
         if not self._gpu.option and has_gpu():

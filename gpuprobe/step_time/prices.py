@@ -14,8 +14,6 @@ from gpuprobe.step_time import attention, collective, convolution, matmul, traff
 from gpuprobe.step_time.price import Price, Priced, PriceSource
 from gpuprobe.step_time.speeds import Speeds, all_speeds
 
-__all__ = ["Price", "PriceSource", "Prices", "prices"]
-
 _HOST_CALL: Final = Price(2.5e-6, 6e-6, 20e-6, PriceSource.GENERIC)
 _HOST_LAUNCH: Final = Price(1.8e-6, 2.6e-6, 5e-6, PriceSource.GENERIC)
 _HOST: Final = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from streamed_simulator import StreamedSimulator
 from trace_recorder import TraceRecorder
 
 from gpuprobe.allocator.blocks import PoolBlock, TieRule
@@ -61,7 +62,7 @@ class Program:
         self.device_memory = None
         if capacity is not None:
             self.device_memory = capacity * (8 if settings.expandable_segments else 1)
-        self.sim = Simulator(
+        self.sim = StreamedSimulator(
             settings,
             SimulatedDriver(capacity, order),
             device_memory=self.device_memory,

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from allocator_programs import MIB, pool_of
+from streamed_simulator import StreamedSimulator
 
 from gpuprobe.allocator.driver import ADDRESS_ORDERS, SimulatedDriver
 from gpuprobe.allocator.layout import segments
@@ -19,9 +20,9 @@ from gpuprobe.model.trace import AllocatorSettings
 KIB = 1024
 
 
-def simulator(conf: str = "", capacity: int | None = None, **kwargs: object) -> Simulator:
+def simulator(conf: str = "", capacity: int | None = None, **kwargs: object) -> StreamedSimulator:
     memory = kwargs.pop("device_memory", capacity)
-    return Simulator(
+    return StreamedSimulator(
         parse_conf(conf),
         SimulatedDriver(capacity, str(kwargs.pop("order", "ascending"))),
         device_memory=memory,  # type: ignore[arg-type]

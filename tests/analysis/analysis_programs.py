@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from streamed_simulator import StreamedSimulator
 from trace_recorder import TraceRecorder
 
 from gpuprobe.allocator.blocks import PoolBlock
 from gpuprobe.allocator.driver import SimulatedDriver
-from gpuprobe.allocator.simulator import Simulator
 from gpuprobe.model.memory import Category, Segment, TraceAction
 from gpuprobe.model.trace import AllocatorSettings, EventColumns, Frame, MemoryTrace
 
@@ -41,7 +41,7 @@ class Mark:
 def recorded(seed: int, settings: AllocatorSettings, steps: int) -> tuple[MemoryTrace, list[Mark]]:
     """Run a random program with three streams; its trace, and a mark after every request."""
     rng = random.Random(seed)
-    sim = Simulator(settings, SimulatedDriver(None, "ascending"))
+    sim = StreamedSimulator(settings, SimulatedDriver(None, "ascending"))
     recorder = TraceRecorder(sim, POOLS)
     held: list[PoolBlock] = []
     marks = []

@@ -7,6 +7,7 @@ import pytest
 from analysis_programs import MIB, SETTINGS, recorded
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from streamed_simulator import StreamedSimulator
 from trace_recorder import TraceRecorder
 
 from examples import examples
@@ -108,7 +109,7 @@ def test_the_pin_names_the_line_and_private_pools_keep_their_own() -> None:
 
 
 def test_pending_is_neither_allocated_nor_free() -> None:
-    sim = Simulator(AllocatorSettings(), SimulatedDriver(None, "ascending"))
+    sim = StreamedSimulator(AllocatorSettings(), SimulatedDriver(None, "ascending"))
     recorder = TraceRecorder(sim)
     block = sim.malloc(3 * MIB)
     assert block is not None

@@ -12,15 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuprobe.catalogue import gpus as catalogue
-from gpuprobe.catalogue.file import NUMBERS, key_of
-from gpuprobe.catalogue.gpus import (
-    GpuModel,
-    all_models,
-    cublas_workspace,
-    find,
-    load_user_catalogue,
-    parse_spec,
-)
+from gpuprobe.catalogue.file import NUMBERS, all_models, key_of, load_user_catalogue
+from gpuprobe.catalogue.gpu_model import GpuModel, cublas_workspace
+from gpuprobe.catalogue.gpus import find, parse_spec
 from gpuprobe.errors import ConfigError, DriverUnavailable
 from gpuprobe.model.values import Unavailable
 

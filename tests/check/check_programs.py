@@ -8,7 +8,7 @@ from pathlib import Path
 
 import warm_python
 
-from gpuprobe.analysis.baseline import Baseline
+from gpuprobe.analysis.baseline.model import Baseline
 from gpuprobe.gate.files import read_baseline
 from gpuprobe.gate.sources import with_text
 

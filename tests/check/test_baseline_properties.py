@@ -8,7 +8,9 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuprobe.analysis.baseline import METRICS, Baseline, Tolerance, check_baseline, dumps, loads
+from gpuprobe.analysis.baseline.check import check_baseline
+from gpuprobe.analysis.baseline.model import METRICS, Baseline, Tolerance
+from gpuprobe.analysis.baseline.text import dumps, loads
 from gpuprobe.analysis.compare.accounts import Account, LineShare
 from gpuprobe.analysis.peak.peaks import Share
 

@@ -8,8 +8,10 @@ from dataclasses import replace
 
 from report_builders import rank_recording, recording, session, step
 
-from gpuprobe.analysis.baseline import Baseline, CheckResult, Setting, check_baseline, dumps, loads
+from gpuprobe.analysis.baseline.check import check_baseline
 from gpuprobe.analysis.baseline.measure import baseline_of
+from gpuprobe.analysis.baseline.model import Baseline, CheckResult, Setting
+from gpuprobe.analysis.baseline.text import dumps, loads
 from gpuprobe.analysis.compare.accounts import Account, LineShare
 from gpuprobe.analysis.peak.peaks import Share
 from gpuprobe.model.run.recording import Recording

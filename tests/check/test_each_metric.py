@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from check_programs import PROGRAM, measured
 
-from gpuprobe.analysis.baseline import METRICS, Baseline, Tolerance, dumps, loads
-from gpuprobe.analysis.baseline.model import BELOW_PEAK
+from gpuprobe.analysis.baseline.model import BELOW_PEAK, METRICS, Baseline, Tolerance
+from gpuprobe.analysis.baseline.text import dumps, loads
 from gpuprobe.api.check import compare
 
 # metric -> (edits, what is regressed beside it, a part of the blamed line)

@@ -10,7 +10,8 @@ import pytest
 import warm_python
 from check_programs import PROGRAM, measured
 
-from gpuprobe.analysis.baseline import Baseline, CheckResult, check_baseline
+from gpuprobe.analysis.baseline.check import check_baseline
+from gpuprobe.analysis.baseline.model import Baseline, CheckResult
 from gpuprobe.analysis.compare.accounts import Account, LineShare
 from gpuprobe.analysis.peak.peaks import Share
 from gpuprobe.api.check import compare

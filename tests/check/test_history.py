@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuprobe.analysis.baseline import Baseline, CheckResult, check_baseline, dumps, loads
+from gpuprobe.analysis.baseline.check import check_baseline
+from gpuprobe.analysis.baseline.model import Baseline, CheckResult
+from gpuprobe.analysis.baseline.text import dumps, loads
 from gpuprobe.analysis.blame.source import source_of
 from gpuprobe.analysis.compare.accounts import Account, LineShare
 from gpuprobe.analysis.peak.peaks import Share

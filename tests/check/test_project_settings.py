@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuprobe.analysis.baseline import METRICS, Baseline, Tolerance, check_baseline, dumps, loads
+from gpuprobe.analysis.baseline.check import check_baseline
+from gpuprobe.analysis.baseline.model import METRICS, Baseline, Tolerance
+from gpuprobe.analysis.baseline.text import dumps, loads
 from gpuprobe.errors import ConfigError, UsageError
 from gpuprobe.gate.plan import baseline_path, plan, tolerances
 from gpuprobe.gate.project import ProjectSettings, read_project, tolerance_of

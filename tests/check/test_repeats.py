@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from test_check_report import BEFORE, MIB, account, baseline, line
 
-from gpuprobe.analysis.baseline import check_baseline, with_repeats
+from gpuprobe.analysis.baseline.check import check_baseline, with_repeats
 
 GROWN = baseline(account(line(3, 9 * MIB), line(4, 2 * MIB)), account(line(5, MIB)), 0)
 

@@ -8,8 +8,15 @@ from typing import Any
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.machine.devices import Device, Inventory, Visibility
 from gpuprobe.model.values import Bytes, Reading
-from gpuprobe.probes.health import CHECKS, MachineFacts, Outcome, examine
-from gpuprobe.probes.health.base import LibraryFile, SharedMemory, TorchFacts
+from gpuprobe.probes.health import CHECKS
+from gpuprobe.probes.health.base import (
+    LibraryFile,
+    MachineFacts,
+    Outcome,
+    SharedMemory,
+    TorchFacts,
+    examine,
+)
 
 GIB = 1024**3
 

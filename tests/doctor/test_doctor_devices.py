@@ -19,8 +19,7 @@ from gpuprobe.model.machine.devices import (
     VisibleEntry,
 )
 from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
-from gpuprobe.probes.health import MachineFacts
-from gpuprobe.probes.health.base import KernelMessage
+from gpuprobe.probes.health.base import KernelMessage, MachineFacts
 from gpuprobe.probes.health.xid import XIDS, parse_xids
 
 DENIED = Unavailable("Insufficient Permissions", ReadStatus.DENIED)

@@ -10,8 +10,8 @@ from doctor_machine import TORCH, Machine, of, only, outcome, passed, read, reas
 from gpuprobe.api.devices import inventory
 from gpuprobe.model.findings import Level
 from gpuprobe.model.values import ReadStatus, Unavailable
-from gpuprobe.probes.health import RULES, MachineFacts
-from gpuprobe.probes.health.base import LibraryFile
+from gpuprobe.probes.health import RULES
+from gpuprobe.probes.health.base import LibraryFile, MachineFacts
 from gpuprobe.probes.health.driver import runs_on, version_pair
 
 

@@ -9,8 +9,8 @@ import re
 import pytest
 
 from gpuprobe.analysis import placement
-from gpuprobe.analysis.baseline import METRICS
 from gpuprobe.analysis.baseline import check as baseline
+from gpuprobe.analysis.baseline.model import METRICS
 from gpuprobe.analysis.evaluation import WITH_GRADIENTS
 from gpuprobe.causes import advice
 from gpuprobe.hazards.rules import RULES as HAZARDS

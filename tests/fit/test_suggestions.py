@@ -195,7 +195,7 @@ def test_the_smallest_gpus_hold_it_and_all_smaller_ones_do_not(reserved: int) ->
 
 
 def gpus() -> list[Any]:
-    from gpuprobe.catalogue.gpus import all_models
+    from gpuprobe.catalogue.file import all_models
 
     return list(all_models())
 
@@ -337,14 +337,16 @@ def command(path: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 def test_an_estimate_that_does_not_fit_ends_with_what_to_do(tmp_path: Path) -> None:
     path, runs = tmp_path / "train.py", tmp_path / "runs"
-    count = "import os\nwith open('runs', 'a') as file:\n    file.write('x')\n"
+    # A new file each: what a run appends to an older one is discarded.
+    count = "import tempfile\ntempfile.mkstemp(dir='runs')\n"
+    runs.mkdir()
     text = count + SCRIPT.replace("torch\n", "torch, torch.utils.checkpoint\n", 1)
 
     def plain(*options: str, call: str = "block(x)") -> tuple[str, str]:
         path.write_text(text.replace("CALL", call), encoding="utf-8")
-        runs.write_text("", encoding="utf-8")
+        before = len(list(runs.iterdir()))
         done = command(path, "--no-suggestions", *options)
-        assert runs.read_text(encoding="utf-8") == "x"  # it ran once
+        assert len(list(runs.iterdir())) == before + 1  # it ran once
         lines = done.stdout.splitlines()
         assert lines[0] == lines[-1]
         needed = re.search(r"([\d.]+ .iB) of 14\.6 GiB", lines[0])
@@ -365,7 +367,7 @@ def test_an_estimate_that_does_not_fit_ends_with_what_to_do(tmp_path: Path) -> N
     assert f"{len(rows)} changes tried" in table
     assert ("  - 8-bit optimizer: " in done.stdout) == untried
     assert re.search(r"^  rtx4090 +[\d.]+ GiB +23.5 GiB  estimated there$", done.stdout, re.M)
-    assert len(runs.read_text(encoding="utf-8")) >= 8
+    assert len(list(runs.iterdir())) >= 8
     # Each is what the script needs with that change in its source, or in the settings.
     checkpointed = "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)"
     assert rows["activation checkpointing"] == plain(call=checkpointed)[1]

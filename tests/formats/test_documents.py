@@ -23,7 +23,7 @@ from markdown_it import MarkdownIt
 
 import gpuprobe.analysis.baseline.check  # noqa: F401 (it defines the rules)
 from examples import examples
-from gpuprobe.analysis.baseline import METRICS, CheckResult, MetricResult, Setting
+from gpuprobe.analysis.baseline.model import METRICS, CheckResult, MetricResult, Setting
 from gpuprobe.analysis.compare.causes import Cause
 from gpuprobe.analysis.compare.diff import DiffRow
 from gpuprobe.model.findings import Finding, Fix, Level

@@ -7,7 +7,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import variants_autograd
 import variants_indices
 import variants_streams
 from hazard_case import Case
@@ -16,7 +15,7 @@ from upstream_case import Bug
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
 
-_FAMILIES = (variants_autograd, variants_indices, variants_streams)
+_FAMILIES = (variants_indices, variants_streams)
 BUGS: tuple[Bug, ...] = tuple(bug for family in _FAMILIES for bug in family.BUGS)
 CORRECT: tuple[Case, ...] = tuple(case for family in _FAMILIES for case in family.CASES)
 

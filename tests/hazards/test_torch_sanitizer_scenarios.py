@@ -227,7 +227,7 @@ def touched(call: Any) -> tuple[set[int], set[int]]:
         results = result if isinstance(result, (tuple, list)) else [result]
         names = {}
         for name, tensor in [*enumerate(tensors), *enumerate(results, 100)]:
-            found = feed._touch(tensor)
+            found = feed.touch(tensor)
             names.setdefault(found[1].low, name)
         reads = {names.get(where.low, -1) for _, where, write in accesses if not write}
         writes = {names.get(where.low, -1) for _, where, write in accesses if write}

@@ -1,189 +1,81 @@
-"""Variants of graphs, external streams, recorded streams, offloaded weights and prefetchers."""
+"""Variants of backward passes over several streams, streams that other libraries made, registered
+weights and prefetchers.
+"""
 
 from __future__ import annotations
 
-from hazard_case import HOST, RAW, UAF, WAR, WAW, Case, case
+from hazard_case import HOST, RAW, UAF, WAR, Case, case
 from upstream_case import Bug, bug
 
-_GRAPHS = "https://github.com/pytorch/pytorch/blob/main/docs/source/notes/cuda.rst"
+_TESTS = "PyTorch, test/test_cuda.py: test_streaming_backwards_multiple_streams"
 _EXTERNAL = "https://github.com/pytorch/pytorch/blob/main/torch/cuda/streams.py"
-_RECORD = "https://github.com/pytorch/pytorch/blob/main/test/test_cuda.py"
-_COMFY = "https://github.com/Comfy-Org/ComfyUI/pull/10501"
 _PINNED = "https://github.com/Comfy-Org/ComfyUI/blob/master/comfy/model_management.py"
 _APEX = "https://github.com/NVIDIA/apex/blob/master/examples/imagenet/main_amp.py"
 
-# -- graphs
+# -- a backward pass over several streams
 
-_GRAPH = """
-x = torch.ones(64, device="cuda")
-graph = cuda.CUDAGraph()
-cuda.synchronize()
-with cuda.graph(graph):
-    h = x * 2
-    y = h + 1
+_BRANCHES = """
+class Times(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.factor, ctx.stream = factor, cuda.current_stream()
+        return x * factor
+
+    @staticmethod
+    def backward(ctx, grad):
+        assert cuda.current_stream() == ctx.stream
+        return grad * ctx.factor, None
+
+one, two, done, ambient = cuda.Stream(), cuda.Stream(), cuda.Event(), cuda.Stream()
+
+def model(x):
+    if AMBIENT:
+        x0 = x.clone()
+    one.wait_stream(cuda.current_stream())
+    two.wait_stream(cuda.current_stream())
+    with cuda.stream(one):
+        if not AMBIENT:
+            x0 = x.clone()
+        y0 = Times.apply(x0, 2)
+        done.record(cuda.current_stream())
+    with cuda.stream(two):
+        y1 = Times.apply(x, 3)
+        two.wait_event(done)
+        y = y0 + y1
+    for tensor in (x0, y0):
+        tensor.record_stream(one)
+        tensor.record_stream(two)
+    cuda.current_stream().wait_stream(two)
+    y.record_stream(cuda.current_stream())
+    return y
+
+seen = []
+with cuda.stream(ambient):
+    x = torch.ones(5, 5, device="cuda", requires_grad=True)
+    x.register_hook(lambda grad: seen.append(cuda.current_stream()))
+    for _ in range(ITERATIONS):
+        loss = model(x).sum()
+        if APART:
+            gradient = torch.autograd.grad((loss,), (x,))[0]
+        else:
+            loss.backward()
+cuda.current_stream().wait_stream(ambient)
+assert seen[0] == (ambient if AMBIENT else one)
+result = (gradient if APART else x.grad) * 2
 """
 
-BUGS: tuple[Bug, ...] = (
-    bug(
-        "graph_input_refilled_beside_its_replay",
-        _GRAPHS,
-        WAR,
-        _GRAPH
-        + """
-s.wait_stream(cuda.current_stream())
-with cuda.stream(s):
-    graph.replay()  #1
-cuda.current_stream().wait_stream(s)  #fix
-x.fill_(2)  #2
-cuda.synchronize()
-""",
-    ),
-    bug(
-        "graph_result_read_beside_its_replay",
-        _GRAPHS,
-        RAW,
-        _GRAPH
-        + """
-s.wait_stream(cuda.current_stream())
-with cuda.stream(s):
-    graph.replay()  #1
-cuda.current_stream().wait_stream(s)  #fix
-z = y * 2  #2
-cuda.synchronize()
-del graph, h, y
-""",
-    ),
-    bug(
-        "graph_input_freed_while_it_is_replayed_aside",
-        _GRAPHS,
-        UAF,
-        _GRAPH
-        + """
-s.wait_stream(cuda.current_stream())
-with cuda.stream(s):
-    graph.replay()  #1
-cuda.current_stream().wait_stream(s)  #fix
-del x
-z = torch.zeros(64, device="cuda")  #2
-cuda.synchronize()
-""",
-    ),
-    bug(
-        "graph_replayed_after_its_input_was_freed",
-        _GRAPHS,
-        UAF,
-        _GRAPH
-        + """
-graph.replay()
-del x  #1 #bug
-graph.replay()  #2
-cuda.synchronize()
-""",
-    ),
-    bug(
-        "graph_replayed_on_two_streams",
-        _GRAPHS,
-        WAW,
-        _GRAPH
-        + """
-s.wait_stream(cuda.current_stream())
-graph.replay()  #1
-s.wait_stream(cuda.current_stream())  #fix
-with cuda.stream(s):
-    graph.replay()  #2
-cuda.synchronize()
-""",
-    ),
-)
 
-CASES: tuple[Case, ...] = (
-    case(
-        "graph_and_its_tensors_freed_where_it_was_replayed",
-        _GRAPHS,
-        (),
-        _GRAPH + "graph.replay()\nz = y * 2\ndel graph, h, y, x\n",
-    ),
-    case(
-        "graph_replayed_and_freed_on_a_side_stream",
-        _GRAPHS,
-        (),
-        """
-with cuda.stream(s):
-    x = torch.ones(64, device="cuda")
-    graph = cuda.CUDAGraph()
-    with cuda.graph(graph):
-        y = x * 2
-    for _ in range(3):
-        x.add_(1)
-        graph.replay()
-        z = y + 1
-    graph.reset()
-    del graph, y, x
-    w = torch.zeros(64, device="cuda")
-""",
-    ),
-    case(
-        "graphs_of_a_function_that_returns",
-        _GRAPHS,
-        (),
-        """
-def run(value):
-    graph, x = cuda.CUDAGraph(), torch.full((64,), value, device="cuda")
-    with cuda.graph(graph):
-        y = x.sin()
-        z = y * 2
-    graph.replay()
-    return z.clone()
+def _branches() -> tuple[Case, ...]:
+    found = []
+    for ambient in (True, False):
+        for apart, iterations in ((True, 1), (False, 1), (False, 5)):
+            text = _BRANCHES.replace("AMBIENT", str(ambient)).replace("APART", str(apart))
+            name = "ambient" if ambient else "branch"
+            how = "apart" if apart else f"accumulated_{iterations}_times"
+            text = text.replace("ITERATIONS", str(iterations))
+            found.append(case(f"branches_{how}_first_used_on_the_{name}", _TESTS, (), text))
+    return tuple(found)
 
-results = [run(float(at)) for at in range(4)]
-total = torch.stack(results).sum()
-""",
-    ),
-    case(
-        "graph_intermediates_freed_within_the_capture",
-        _GRAPHS,
-        (),
-        """
-x = torch.ones(64, device="cuda")
-graph = cuda.CUDAGraph()
-s.wait_stream(cuda.current_stream())
-with cuda.stream(s):
-    with cuda.graph(graph, stream=s):
-        h = x * 2
-        y = h + 1
-        del h
-        k = y * 3
-        del y
-    graph.replay()
-    z = k + 1
-    graph.replay()
-    del k
-    del graph
-cuda.current_stream().wait_stream(s)
-""",
-    ),
-    case(
-        "two_graphs_of_one_pool_replayed_and_freed",
-        _GRAPHS,
-        (),
-        """
-x = torch.ones(64, device="cuda")
-pool = cuda.graph_pool_handle()
-first, second = cuda.CUDAGraph(), cuda.CUDAGraph()
-with cuda.graph(first, pool=pool):
-    y = x * 2
-with cuda.graph(second, pool=pool):
-    z = y * 3
-for _ in range(2):
-    first.replay()
-    second.replay()
-    result = z + 1
-del first, y
-del second, z
-again = torch.zeros(64, device="cuda")
-""",
-    ),
-)
 
 # -- streams that other libraries made
 
@@ -196,7 +88,7 @@ def blocking():
     return cuda.ExternalStream(handle.value)
 """
 
-BUGS += (
+BUGS: tuple[Bug, ...] = (
     bug(
         "blocking_stream_beside_a_stream_of_torch",
         _EXTERNAL,
@@ -280,7 +172,8 @@ cuda.synchronize()
     ),
 )
 
-CASES += (
+CASES: tuple[Case, ...] = (
+    *_branches(),
     case(
         "legacy_default_stream_and_a_blocking_one_by_turns",
         _EXTERNAL,
@@ -359,222 +252,9 @@ total = host.sum()
     ),
 )
 
-# -- record_stream
-
-_RECORDED = """
-main = cuda.current_stream()
-t = torch.tensor([1.0, 2, 3, 4]).pin_memory()
-result = torch.empty(4, device="cuda")
-"""
-
-CASES += (
-    case(
-        "recorded_for_a_stream_that_is_idle_then",
-        f"{_RECORD}: test_record_stream",
-        (),
-        _RECORDED
-        + """
-def copy():
-    with cuda.stream(s):
-        block = t.cuda(non_blocking=True)
-    main.wait_stream(s)
-    block.record_stream(main)
-    cuda._sleep(1000)
-    result.copy_(block)
-
-copy()
-with cuda.stream(s):
-    again = torch.empty(4, device="cuda")
-    again.zero_()
-assert result.tolist() == [1, 2, 3, 4]
-main.synchronize()
-with cuda.stream(s):
-    third = torch.empty(4, device="cuda")
-    third.zero_()
-""",
-    ),
-    case(
-        "recorded_for_two_streams",
-        f"{_RECORD}: test_record_stream",
-        (),
-        _RECORDED
-        + """
-other = cuda.Stream()
-block = torch.ones(4, device="cuda")
-for stream in (s, other):
-    block.record_stream(stream)
-    stream.wait_stream(main)
-    with cuda.stream(stream):
-        y = block * 2
-del block
-again = torch.zeros(4, device="cuda")
-s.synchronize()
-other.synchronize()
-third = torch.zeros(4, device="cuda")
-""",
-    ),
-    case(
-        "recorded_for_a_stream_that_never_works",
-        f"{_RECORD}: test_record_stream",
-        (),
-        """
-for _ in range(3):
-    block = torch.ones(4, device="cuda")
-    block.record_stream(s)
-    y = block * 2
-    del block
-cuda.synchronize()
-""",
-    ),
-    case(
-        "recorded_again_after_the_host_has_waited",
-        f"{_RECORD}: test_record_stream",
-        (),
-        """
-with cuda.stream(s):
-    block = torch.ones(4, device="cuda")
-main = cuda.current_stream()
-main.wait_stream(s)
-block.record_stream(main)
-y = block * 2
-main.synchronize()
-z = block * 3
-del block
-with cuda.stream(s):
-    again = torch.zeros(4, device="cuda")
-""",
-    ),
-    case(
-        "recorded_for_the_stream_of_the_allocation",
-        f"{_RECORD}: test_record_stream",
-        (),
-        """
-with cuda.stream(s):
-    block = torch.ones(4, device="cuda")
-    block.record_stream(s)
-    address = block.data_ptr()
-    y = block * 2
-    del block
-    again = torch.zeros(4, device="cuda")
-assert again.data_ptr() == address
-""",
-    ),
-)
-
-BUGS += (
-    bug(
-        "recorded_for_a_stream_that_does_not_read_it",
-        _RECORD,
-        UAF,
-        """
-main, other = cuda.current_stream(), cuda.Stream()
-with cuda.stream(s):
-    block = torch.ones(4, device="cuda")
-main.wait_stream(s)
-block.record_stream(other)  #bug
-block.record_stream(main)  #fix
-y = block * 2  #1
-del block
-with cuda.stream(s):
-    again = torch.zeros(4, device="cuda")  #2
-cuda.synchronize()
-""",
-    ),
-    bug(
-        "copy_of_a_view_recorded_instead",
-        _RECORD,
-        UAF,
-        """
-main = cuda.current_stream()
-with cuda.stream(s):
-    block = torch.ones(8, device="cuda")
-main.wait_stream(s)
-part = block[:4].clone()  #1
-part.record_stream(s)  #bug
-block[:4].record_stream(main)  #fix
-y = part * 2
-del block
-with cuda.stream(s):
-    again = torch.zeros(8, device="cuda")  #2
-cuda.synchronize()
-""",
-    ),
-    bug(
-        "recorded_only_in_the_first_step",
-        _RECORD,
-        UAF,
-        """
-main = cuda.current_stream()
-for step in range(3):
-    with cuda.stream(s):
-        block = torch.full((4,), float(step), device="cuda")  #2
-    main.wait_stream(s)
-    if step == 0:  #bug
-        block.record_stream(main)  #bug
-    block.record_stream(main)  #fix
-    y = block * 2  #1
-    del block
-cuda.synchronize()
-""",
-    ),
-)
-
 # -- weights that live on the host
 
-_CAST = """
-offload = cuda.Stream()
-host = [torch.ones(SIZE).pin_memory() for at in range(3)]
-
-def cast(weight):
-    with cuda.stream(offload):
-        moved = torch.empty_like(weight, device="cuda")
-        moved.copy_(weight, non_blocking=True)  #2
-        USED
-    cuda.current_stream().wait_stream(offload)
-    return moved
-
-def forward(x, weight):
-    moved = cast(weight)
-    result = x @ moved  #1
-    offload.wait_stream(cuda.current_stream())  #fix
-    return result
-
-x = torch.ones(4, 64, device="cuda")
-results = [forward(x, weight) for weight in host]
-cuda.synchronize()
-"""
-
 BUGS += (
-    bug(
-        "cast_weight_freed_while_it_is_used",
-        _COMFY,
-        UAF,
-        _CAST.replace("SIZE", "64, 64").replace("        USED\n", ""),
-    ),
-    bug(
-        "cast_weight_freed_while_it_is_used_and_the_next_is_smaller",
-        _COMFY,
-        UAF,
-        _CAST.replace("SIZE", "64, 64 - 8 * at").replace("        USED\n", ""),
-    ),
-    bug(
-        "cast_weight_of_another_type_freed_while_it_is_used",
-        _COMFY,
-        UAF,
-        """
-offload = cuda.Stream()
-host = [torch.ones(64, 64, dtype=torch.bfloat16).pin_memory() for _ in range(3)]
-x = torch.ones(4, 64, device="cuda")
-for weight in host:
-    with cuda.stream(offload):
-        moved = weight.to("cuda", non_blocking=True).float()  #2
-    cuda.current_stream().wait_stream(offload)
-    x = x @ moved  #1
-    offload.wait_stream(cuda.current_stream())  #fix
-    del moved
-cuda.synchronize()
-""",
-    ),
     bug(
         "registered_weights_unregistered_while_they_are_copied",
         _PINNED,
@@ -608,25 +288,6 @@ with cuda.stream(s):
     done = s.record_event()
 done.synchronize()  #fix
 runtime.cudaHostUnregister(result.data_ptr())  #2
-cuda.synchronize()
-""",
-    ),
-    bug(
-        "device_weight_dropped_while_it_is_offloaded",
-        _COMFY,
-        UAF,
-        """
-offload = cuda.Stream()
-kept = []
-for at in range(3):
-    weight = torch.full((64, 64), float(at), device="cuda")  #2
-    offload.wait_stream(cuda.current_stream())
-    with cuda.stream(offload):
-        host = torch.empty(64, 64, pin_memory=True)
-        host.copy_(weight, non_blocking=True)  #1
-    weight.record_stream(offload)  #fix
-    kept.append(host)
-    del weight
 cuda.synchronize()
 """,
     ),

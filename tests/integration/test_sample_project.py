@@ -19,7 +19,8 @@ import pytest
 import torch
 import warm_python
 
-from gpuprobe.analysis.baseline import CheckResult, dumps
+from gpuprobe.analysis.baseline.model import CheckResult
+from gpuprobe.analysis.baseline.text import dumps
 from gpuprobe.api.check import compare_as_planned, measure_as_planned
 from gpuprobe.gate.files import read_baseline
 from gpuprobe.gate.plan import plan

@@ -14,6 +14,7 @@ import pytest
 from gpuprobe.api.models import DTYPES, METHODS, OPTIMIZERS, SHARDINGS
 from gpuprobe.catalogue.gpus import parse_spec
 from gpuprobe.errors import GpuprobeError, MissingExtra, UsageError
+from gpuprobe.model.plans.estimate import EstimatedChange
 from gpuprobe.model.plans.request import EstimateRequest
 from gpuprobe.model.values import Bytes
 from gpuprobe.planning import alternatives as alternatives_module
@@ -23,7 +24,7 @@ from gpuprobe.planning.models.alternatives import ModelChanges
 from gpuprobe.planning.models.configs import ModelConfig, find_model, known_models
 from gpuprobe.planning.models.run import ModelRun
 from gpuprobe.planning.models.script import script
-from gpuprobe.planning.suggestions import Alternative, EstimatedChange, Skipped
+from gpuprobe.planning.suggestions import Alternative, Skipped
 
 LLAMA = find_model("llama-3.1-8b")
 

@@ -929,3 +929,40 @@ def test_gradients_are_freed_before_an_evaluation(tmp_path: Path) -> None:
     weights = 12 * 4 * 512 * (512 + 1)
     saved = first["effect"]["before"] - first["effect"]["after"]
     assert abs(saved - weights) < 0.05 * weights
+
+
+EVALUATIONS = """\
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(1024, 1024), nn.Linear(1024, 1024)
+
+    def forward(self, x):
+        x = torch.relu(self.first(x))
+        return torch.relu(self.second(x)).square()
+
+def train():
+    net = Net().cuda()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    for step in range(3):
+        optimizer.zero_grad()
+        net(torch.randn(8, 1024, device="cuda")).mean().backward()
+        optimizer.step()
+    net.eval()
+    for batch in range(2):
+        out = net(torch.randn(1024, 1024, device="cuda"))
+
+train()
+"""
+
+
+def test_an_evaluation_is_one_cause(tmp_path: Path) -> None:
+    """The one before, which a variable keeps, and the one that runs; its graph has the weights."""
+    _, found = explain(tmp_path, EVALUATIONS)
+    evaluated = [one for one in found["causes"] if one["rule"] == "evaluation"]
+    (cause,) = evaluated
+    assert cause["made_at"]["line"] in (10, 11)
+    assert cause["effect"]["certainty"] == "tried"

@@ -63,7 +63,7 @@ from gpuprobe.native.process import load
 load(parse_spec("t4,a100-40gb"))
 
 import torch
-from gpuprobe.native.values import Values
+from gpuprobe.native.values.session import Values
 
 watchers = {
     "counters": lambda: gpuprobe.record("counters.gpuprobe", level="counters"),

@@ -17,7 +17,7 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402 - the engine comes first
 
 from gpuprobe.errors import CostMeasured, NotModelled, TooLarge, UnknownValue  # noqa: E402
-from gpuprobe.native.values import Values  # noqa: E402
+from gpuprobe.native.values.session import Values  # noqa: E402
 
 
 def large() -> Any:

@@ -23,7 +23,7 @@ import torch  # noqa: E402 - the engine comes first
 import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 
-from gpuprobe.native.values import Values  # noqa: E402
+from gpuprobe.native.values.session import Values  # noqa: E402
 
 PROGRAMS: dict[str, Callable[[str], Any]] = {}
 

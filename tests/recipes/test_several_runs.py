@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from recipe_project import copied, made
 
-from gpuprobe.analysis.baseline import Tolerance, loads_runs
+from gpuprobe.analysis.baseline.model import Tolerance
+from gpuprobe.analysis.baseline.text import loads_runs
 from gpuprobe.cli import main
 from gpuprobe.errors import ConfigError
 from gpuprobe.gate.project import read_project

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuprobe.analysis.baseline import loads as load_baseline
+from gpuprobe.analysis.baseline.text import loads as load_baseline
 from gpuprobe.api.views import read_hazards
 from gpuprobe.errors import DataError, UnsupportedSchema
 from gpuprobe.model.findings import Finding, Fix, Level

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_builders import MIB, recording, session, step, trace
 
-from gpuprobe.analysis.baseline import CheckResult, MetricResult
+from gpuprobe.analysis.baseline.model import CheckResult, MetricResult
 from gpuprobe.analysis.compare.diff import Diff, DiffRow, PeakDiff
 from gpuprobe.api import views
 from gpuprobe.api.recordings import diff, report

@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gpuprobe.analysis.baseline import CheckResult, MetricResult
+from gpuprobe.analysis.baseline.model import CheckResult, MetricResult
 from gpuprobe.analysis.compare.diff import BY, Diff, DiffRow, PeakDiff
 from gpuprobe.model.plans.estimate import (
     FITS,

@@ -7,8 +7,9 @@ import torch
 
 from gpuprobe.model.run.work import Action, Work, WorkKind
 from gpuprobe.sampler.tracing.work import _moved
+from gpuprobe.step_time.price import Price
 from gpuprobe.step_time.priced import with_exchanges
-from gpuprobe.step_time.prices import Price, Prices, prices
+from gpuprobe.step_time.prices import Prices, prices
 from gpuprobe.step_time.replay import Task
 from gpuprobe.torch_support.engine_reports import GpuCall
 from gpuprobe.torch_support.operator_work import OperatorWork

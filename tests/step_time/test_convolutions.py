@@ -5,7 +5,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gpuprobe.model.run.work import Work, WorkKind
-from gpuprobe.step_time.prices import Price, Prices, prices
+from gpuprobe.step_time.price import Price
+from gpuprobe.step_time.prices import Prices, prices
 from gpuprobe.torch_support.operator_work import OperatorWork
 
 aten = torch.ops.aten

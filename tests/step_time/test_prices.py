@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuprobe.catalogue.gpus import all_models
+from gpuprobe.catalogue.file import all_models
 from gpuprobe.model.run.work import Work, WorkKind
 from gpuprobe.model.values import Unavailable
 from gpuprobe.step_time import matmul, traffic
-from gpuprobe.step_time.price import Factors
-from gpuprobe.step_time.prices import Price, Prices, PriceSource, prices
+from gpuprobe.step_time.price import Factors, Price, PriceSource
+from gpuprobe.step_time.prices import Prices, prices
 from gpuprobe.step_time.speeds import all_speeds
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "explanation" / "step-time.md"

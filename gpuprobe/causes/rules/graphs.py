@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuprobe.causes.answer import EXPECTED, Answer, EditKind, Expected
-from gpuprobe.causes.groups import HeldGroup
+from gpuprobe.causes.groups import OF_A_MODEL, HeldGroup
 from gpuprobe.causes.lines import retaining_line
 from gpuprobe.causes.wording import kept_in
 from gpuprobe.model.run.holders import Holder, HolderRoot, Kept
@@ -39,6 +39,8 @@ def diagnose(group: HeldGroup) -> Answer | Expected | None:
             "stores none in .grad; or set .grad to None after their last use",
             code="torch.autograd.grad(loss, parameters, create_graph=True)",
         )
+    if group.mostly(*OF_A_MODEL):
+        return EXPECTED
     nameless = holder.root is HolderRoot.OUTSIDE
     if nameless and any(block.earlier for block in group.blocks):
         return None  # what keeps it is unknown

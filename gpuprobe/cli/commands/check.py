@@ -29,7 +29,7 @@ from gpuprobe.cli.options import (
 from gpuprobe.errors import ProgramFailed, UsageError
 
 if TYPE_CHECKING:
-    from gpuprobe.analysis.baseline import Baseline, CheckResult
+    from gpuprobe.analysis.baseline.model import Baseline, CheckResult
     from gpuprobe.gate.plan import CheckPlan
     from gpuprobe.gate.project import ProjectSettings
 

@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
             f"this version of shtab does not complete in {args.shell}",
             hint="pip install 'shtab>=1.10'",
         )
-    from gpuprobe.catalogue.gpus import all_models
+    from gpuprobe.catalogue.file import all_models
 
     names = " ".join(["list", *(gpu.name for gpu in all_models())])
     preamble = {

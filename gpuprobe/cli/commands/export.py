@@ -72,7 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gpuprobe.exporter.export import ExportSettings, export, export_once
+    from gpuprobe.exporter.export import export, export_once
+    from gpuprobe.exporter.readings import ExportSettings
 
     if not (args.prometheus or args.textfile or args.otlp):
         raise UsageError(

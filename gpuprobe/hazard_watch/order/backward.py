@@ -24,6 +24,7 @@ from typing import Any, Final
 
 from torch.autograd.graph import Node
 
+from gpuprobe.hazard_watch.names import site_at_hand
 from gpuprobe.hazard_watch.node_streams import NodeStreams
 from gpuprobe.hazard_watch.order.source import OrderSource
 from gpuprobe.hazards.accesses import TrackedBlock
@@ -280,7 +281,7 @@ class BackwardPass:
         caller's stream, or after a wait for it, whichever stream they were written on (torch's
         notes on CUDA semantics: "Stream semantics of backward passes").
         """
-        engine, site = self._source.active, self._source.site()
+        engine, site = self._source.active, site_at_hand()
         for run in (self._runs or {}).values():
             leaf = run.capturing or (run.needed and not run.consumers)
             if not (leaf and run.done):

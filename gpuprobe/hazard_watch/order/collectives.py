@@ -23,11 +23,13 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from gpuprobe.hazard_watch.device import HOST
+from gpuprobe.hazard_watch.names import site_at_hand
 from gpuprobe.hazard_watch.order.source import OrderSource
 from gpuprobe.hazards.events import (
     Allocation,
     EventDestroy,
     EventRecord,
+    EventWait,
     ForgetStream,
     Free,
     HostAccess,
@@ -145,9 +147,14 @@ class Collectives:
         """The current stream waits for the collective that ``tensor`` is a result of."""
         event = self._pending.pop(tensor.untyped_storage()._cdata, None)
         if event is not None:
-            source = self._source
-            source.event_wait(event, index, source.machine.stream(index))
-            source.active.apply(EventDestroy(event))
+            self._wait(event, index)
+            self._source.active.apply(EventDestroy(event))
+
+    def _wait(self, event: int, index: int) -> None:
+        """The current stream of a device waits for an event."""
+        engine, machine = self._source.active, self._source.machine
+        waiter = engine.stream(index, machine.stream(index))
+        engine.apply(EventWait(event, waiter, site_at_hand()))
 
     def started(
         self, actor: int, index: int, result: object, addresses: list[int], site: Site
@@ -192,7 +199,7 @@ class Collectives:
         found = self._events.get(id(work))
         if found is not None and found[0]() is work:
             _, event, index, actor, addresses = found
-            source.event_wait(event, index, machine.stream(index))
+            self._wait(event, index)
             # The handle kept them ("stash" in ``ProcessGroupNCCL.cpp``); no stream does any longer.
             for address in addresses:
                 source.active.apply(ForgetStream(address, actor))
@@ -257,7 +264,7 @@ class Collectives:
         """The host has waited for a collective; without ``actor``, no wait is possible any more."""
         engine = self._source.engine
         if actor is not None:
-            engine.apply(StreamSynchronize(actor, self._source.site()))
+            engine.apply(StreamSynchronize(actor, site_at_hand()))
         for key in keys:
             self.flying[key] -= 1
             if not self.flying[key]:

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import torch
 
+from gpuprobe.hazard_watch.names import site_at_hand
 from gpuprobe.hazard_watch.order.source import OrderSource
 from gpuprobe.hazards.events import (
     BlockAccess,
@@ -102,7 +103,7 @@ class Processes:
             engine.apply(StreamOrder(actor, engine.stream(index, source.machine.stream(index))))
         for address, _, _ in accesses:
             engine.apply(RecordStream(address, actor))  # its memory is kept
-        site = source.site()
+        site = site_at_hand()
         engine.apply(Launch(actor, "receiver", accesses, site, "process"))
         source.record_names(actor, accesses, site)
 
@@ -110,4 +111,4 @@ class Processes:
         """Another process responded: it counts as done with all that was sent."""
         if self.sent:
             engine = self._source.engine
-            engine.apply(StreamSynchronize(engine.stream(PROCESSES, 0), self._source.site()))
+            engine.apply(StreamSynchronize(engine.stream(PROCESSES, 0), site_at_hand()))

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from gpuprobe.hazard_watch.device import Cuda
 from gpuprobe.hazards.engine import Engine
-from gpuprobe.hazards.events import BlockAccess, CodePosition, Site
+from gpuprobe.hazards.events import BlockAccess, Site
 
 
 class OrderSource(Protocol):
@@ -18,14 +18,8 @@ class OrderSource(Protocol):
     active: Engine
     """The engine that gets launches and waits: within a capture, the graph's own."""
 
-    def site(self) -> CodePosition | None:
-        """The program's current line."""
-
     def device_of_address(self, address: int) -> int:
         """The device of the memory at ``address``."""
-
-    def event_wait(self, event: int, index: int, number: int) -> None:
-        """A stream waits for an event."""
 
     def add_accesses(self, accesses: list[BlockAccess], value: object, write: bool) -> None:
         """Add the accesses to a tensor, or to the tensors of a list."""

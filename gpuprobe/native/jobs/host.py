@@ -8,15 +8,17 @@ import functools
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import torch
+from torch._ops import OpOverload
 from torch.utils._pytree import tree_map
 
+from gpuprobe.native.values.arguments import Args, Kwargs
 from gpuprobe.patching import Patches
 
 
-def install(patches: Patches, kind: Callable[[Any], str]) -> None:
+def install(patches: Patches, kind: Callable[[object], str]) -> None:
     """Answer the operators of ``c10d`` for tensors of the CPU. ``kind``: the name of a reduction,
     in capitals, of what they are given for it.
     """
@@ -34,9 +36,9 @@ def install(patches: Patches, kind: Callable[[Any], str]) -> None:
 
 
 def _kernel(
-    answer: Callable[..., None], names: list[str], returns: int, kind: Callable[[Any], str]
+    answer: Callable[..., None], names: list[str], returns: int, kind: Callable[[object], str]
 ) -> Callable[..., Any]:
-    def kernel(*args: Any, **kwargs: Any) -> Any:
+    def kernel(*args: Any, **kwargs: Any) -> object:
         from torch._C._distributed_c10d import (  # type: ignore[attr-defined]
             ProcessGroup,
             _create_work_from_future,
@@ -50,7 +52,7 @@ def _kernel(
             answer(given)
         if not returns:
             return None
-        future: Any = torch.futures.Future()
+        future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
         future.set_result(list(_flat(args[0])))
         work = _create_work_from_future(future).boxed()
         return (*args[: returns - 1], work) if returns > 1 else work
@@ -59,13 +61,13 @@ def _kernel(
 
 
 @contextmanager
-def _on_host(args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
+def _on_host(args: Args, kwargs: Kwargs) -> Iterator[tuple[Args, Kwargs]]:
     """The arguments with tensors of the host: of those on the device copies, as gloo makes them,
     which are copied back.
     """
     copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def copy(value: Any) -> Any:
+    def copy(value: object) -> object:
         if not isinstance(value, torch.Tensor) or not value.is_cuda:
             return value
         if id(value) not in copies:
@@ -78,13 +80,13 @@ def _on_host(args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
             tensor.copy_(made)
 
 
-def over_gloo(func: Any, args: Any, kwargs: Any) -> Callable[..., Any]:
+def over_gloo(func: OpOverload, args: Args, kwargs: Kwargs) -> Callable[..., Any]:
     """What to call for a collective of tensors on the device: the answer of this module if it is
     one over gloo, whose group of one would return what it is given.
     """
     from torch._C._distributed_c10d import ProcessGroup
 
-    call = cast("Callable[..., Any]", func)
+    call: Callable[..., Any] = func
     space, _, name = func._schema.name.partition("::")
     if space != "c10d" or name not in _COLLECTIVES:
         return call
@@ -99,7 +101,7 @@ def over_gloo(func: Any, args: Any, kwargs: Any) -> Callable[..., Any]:
     return functools.partial(func.redispatch, torch._C.DispatchKeySet(torch._C.DispatchKey.CPU))
 
 
-def _flat(value: Any) -> Iterator[torch.Tensor]:
+def _flat(value: object) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (list, tuple)):
@@ -107,12 +109,12 @@ def _flat(value: Any) -> Iterator[torch.Tensor]:
             yield from _flat(item)
 
 
-def _tensors(given: dict[str, Any], *names: str) -> Any:
+def _tensors(given: Kwargs, *names: str) -> object:
     """The argument that has one of these names."""
     return next(given[name] for name in names if name in given)
 
 
-def _reduce(tensor: torch.Tensor, given: dict[str, Any]) -> None:
+def _reduce(tensor: torch.Tensor, given: Kwargs) -> None:
     ranks = given["group"].size()
     if given["kind"] in ("SUM", "PREMUL_SUM"):
         tensor.mul_(ranks)
@@ -120,12 +122,12 @@ def _reduce(tensor: torch.Tensor, given: dict[str, Any]) -> None:
         tensor.pow_(ranks)
 
 
-def _all_reduce(given: dict[str, Any]) -> None:
+def _all_reduce(given: Kwargs) -> None:
     for tensor in _flat(given["tensors"]):
         _reduce(tensor, given)
 
 
-def _reduce_to(given: dict[str, Any]) -> None:
+def _reduce_to(given: Kwargs) -> None:
     if given.get("root_rank") == given["group"].rank():
         _all_reduce(given)
 
@@ -136,55 +138,55 @@ def _copies(output: torch.Tensor, source: torch.Tensor) -> None:
         output.view(-1, source.numel()).copy_(source.reshape(1, -1).clone())
 
 
-def _all_gather(given: dict[str, Any]) -> None:
+def _all_gather(given: Kwargs) -> None:
     for output, source in zip(given["output_tensors"], given["input_tensors"], strict=False):
         for one in output:  # no outputs but on the root of a gather
             one.copy_(source.view(one.shape) if one.numel() == source.numel() else source)
 
 
-def _all_gather_lists(given: dict[str, Any]) -> None:
+def _all_gather_lists(given: Kwargs) -> None:
     for outputs in given["output_lists"]:
         for output, source in zip(outputs, given["input_list"], strict=True):
             output.copy_(source)
 
 
-def _all_gather_base(given: dict[str, Any]) -> None:
+def _all_gather_base(given: Kwargs) -> None:
     _copies(given["output_tensor"], given["input_tensor"])
 
 
-def _all_gather_tensors(given: dict[str, Any]) -> None:
+def _all_gather_tensors(given: Kwargs) -> None:
     for output, source in zip(given["outputs"], given["inputs"], strict=True):
         _copies(output, source)
 
 
-def _scatter(given: dict[str, Any]) -> None:
+def _scatter(given: Kwargs) -> None:
     for output, parts in zip(given["output_tensors"], given["input_tensors"], strict=False):
         output.copy_(parts[given["group"].rank()].view(output.shape))  # no inputs but on the root
 
 
-def _scatter_sum(given: dict[str, Any]) -> None:
+def _scatter_sum(given: Kwargs) -> None:
     _scatter(given)
     for output in given["output_tensors"]:
         _reduce(output, given)
 
 
-def _scatter_sum_of(output: torch.Tensor, source: torch.Tensor, given: dict[str, Any]) -> None:
+def _scatter_sum_of(output: torch.Tensor, source: torch.Tensor, given: Kwargs) -> None:
     if output.numel():
         own = source.reshape(-1, output.numel())[given["group"].rank()].clone()
         output.view(-1).copy_(own)
         _reduce(output, given)
 
 
-def _scatter_sum_base(given: dict[str, Any]) -> None:
+def _scatter_sum_base(given: Kwargs) -> None:
     _scatter_sum_of(given["output_tensor"], given["input_tensor"], given)
 
 
-def _scatter_sum_tensors(given: dict[str, Any]) -> None:
+def _scatter_sum_tensors(given: Kwargs) -> None:
     for output, source in zip(given["outputs"], given["inputs"], strict=True):
         _scatter_sum_of(output, source, given)
 
 
-def _all_to_all(given: dict[str, Any]) -> None:
+def _all_to_all(given: Kwargs) -> None:
     """Each rank sends this one as much as it receives from it: the load is assumed to be even."""
     outputs = list(_flat(_tensors(given, "output_tensors", "output")))
     inputs = list(_flat(_tensors(given, "input_tensors", "input")))
@@ -195,16 +197,16 @@ def _all_to_all(given: dict[str, Any]) -> None:
             output.zero_()
 
 
-def _received(given: dict[str, Any]) -> None:
+def _received(given: Kwargs) -> None:
     for tensor in _flat(given["tensors"]):
         tensor.zero_()  # so that results repeat
 
 
-def _nothing(given: dict[str, Any]) -> None:
+def _nothing(given: Kwargs) -> None:
     pass
 
 
-_COLLECTIVES: Final[dict[str, Callable[[dict[str, Any]], None]]] = {
+_COLLECTIVES: Final[dict[str, Callable[[Kwargs], None]]] = {
     "_allgather_base_": _all_gather_base,
     "_reduce_scatter_base_": _scatter_sum_base,
     "allgather_": _all_gather,

@@ -6,41 +6,45 @@ They do not pass the dispatcher: the functions run, and the values are computed 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
 from gpuprobe.errors import NotModelled
+from gpuprobe.native.values.computing import Computing
 from gpuprobe.native.values.skipping import SKIP_DEVICE
 from gpuprobe.patching import Patches
 
+_T = TypeVar("_T")
+_List: TypeAlias = Sequence[Tensor]
+_Lists: TypeAlias = Sequence[Sequence[Tensor]]
 _SUM, _PRODUCT, _MAX, _MIN, _MEAN = range(5)  # ncclRedOp_t
 
 
 class Moves:
     """Makes the functions that take the place of torch's: each calls it, and computes after it."""
 
-    def __init__(self, computing: Any) -> None:
+    def __init__(self, computing: Computing) -> None:
         self._computing = computing
         self._below = computing.below
 
-    def _quiet(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _quiet(self, run: Callable[..., _T], *args: object, **kwargs: object) -> _T:
         before = self._computing.skipping.set(SKIP_DEVICE)
         try:
             return run(*args, **kwargs)
         finally:
             self._computing.skipping.set(before)
 
-    def _put(self, target: Any, value: Any) -> None:
+    def _put(self, target: Tensor, value: Tensor) -> None:
         self._computing.aliases.of(target).copy_(value.reshape(target.shape))
         self._computing.written(target)
 
-    def _value(self, tensor: Tensor) -> Any:
+    def _value(self, tensor: Tensor) -> Tensor:
         return self._computing.aliases.of(tensor) if tensor.is_cuda else tensor
 
-    def _reduced(self, inputs: Any, op: int) -> Any:
+    def _reduced(self, inputs: _List, op: int) -> Tensor:
         values = torch.stack([self._value(item) for item in inputs])
         if op == _SUM:
             return values.sum(0)
@@ -52,10 +56,10 @@ class Moves:
             return values.amax(0) if op == _MAX else values.amin(0)
         raise NotModelled(f"NCCL's reduction {op} is not computed")
 
-    def coalesced(self, before: Any) -> Any:
+    def coalesced(self, before: Callable[..., _Lists]) -> Callable[..., _Lists]:
         """``_broadcast_coalesced``: a list of tensors for each device."""
 
-        def run(tensors: Any, devices: Any, *rest: Any) -> Any:
+        def run(tensors: _List, devices: Sequence[int], *rest: object) -> _Lists:
             result = self._quiet(before, tensors, devices, *rest)
             with self._below():
                 for made in result:
@@ -66,10 +70,10 @@ class Moves:
 
         return run
 
-    def broadcast(self, before: Any) -> Any:
+    def broadcast(self, before: Callable[..., _List]) -> Callable[..., _List]:
         """``_broadcast`` and ``_broadcast_out``: one tensor for each device."""
 
-        def run(tensor: Tensor, *rest: Any) -> Any:
+        def run(tensor: Tensor, *rest: object) -> _List:
             result = self._quiet(before, tensor, *rest)
             with self._below():
                 for target in result:
@@ -78,8 +82,8 @@ class Moves:
 
         return run
 
-    def all_reduce(self, before: Any) -> Any:
-        def run(inputs: Any, outputs: Any = None, op: int = _SUM, *rest: Any) -> None:
+    def all_reduce(self, before: Callable[..., None]) -> Callable[..., None]:
+        def run(inputs: _List, outputs: _List | None = None, op: int = _SUM, *rest: object) -> None:
             with self._below():
                 value = self._reduced(inputs, op)
             self._quiet(before, inputs, outputs, op, *rest)
@@ -89,22 +93,24 @@ class Moves:
 
         return run
 
-    def reduce(self, before: Any) -> Any:
+    def reduce(self, before: Callable[..., None]) -> Callable[..., None]:
         def run(
-            inputs: Any, output: Any = None, root: int = 0, op: int = _SUM, *rest: Any,
-            **named: Any,
+            inputs: _List, output: Tensor | _List | None = None, root: int = 0, op: int = _SUM,
+            *rest: object, outputs: _List | None = None, **named: object,
         ) -> None:  # fmt: skip
             with self._below():
                 value = self._reduced(inputs, op)
+            if outputs is not None:
+                named["outputs"] = outputs
             self._quiet(before, inputs, output, root, op, *rest, **named)
-            target = output if output is not None else (named.get("outputs") or inputs)[root]
+            target = output if output is not None else (outputs or inputs)[root]
             with self._below():
                 self._put(target[root] if isinstance(target, (list, tuple)) else target, value)
 
         return run
 
-    def nccl_broadcast(self, before: Any) -> Any:
-        def run(inputs: Any, root: int = 0, *rest: Any) -> None:
+    def nccl_broadcast(self, before: Callable[..., None]) -> Callable[..., None]:
+        def run(inputs: _List, root: int = 0, *rest: object) -> None:
             self._quiet(before, inputs, root, *rest)
             with self._below():
                 for target in inputs:
@@ -113,8 +119,8 @@ class Moves:
 
         return run
 
-    def all_gather(self, before: Any) -> Any:
-        def run(inputs: Any, outputs: Any, *rest: Any) -> None:
+    def all_gather(self, before: Callable[..., None]) -> Callable[..., None]:
+        def run(inputs: _List, outputs: _List, *rest: object) -> None:
             with self._below():
                 value = self._gathered(inputs)
             self._quiet(before, inputs, outputs, *rest)
@@ -124,11 +130,11 @@ class Moves:
 
         return run
 
-    def _gathered(self, inputs: Any) -> Any:
+    def _gathered(self, inputs: _List) -> Tensor:
         return torch.cat([self._value(item).flatten() for item in inputs])
 
-    def reduce_scatter(self, before: Any) -> Any:
-        def run(inputs: Any, outputs: Any, op: int = _SUM, *rest: Any) -> None:
+    def reduce_scatter(self, before: Callable[..., None]) -> Callable[..., None]:
+        def run(inputs: _List, outputs: _List, op: int = _SUM, *rest: object) -> None:
             with self._below():
                 value = self._reduced(inputs, op).flatten()
             self._quiet(before, inputs, outputs, op, *rest)
@@ -142,24 +148,26 @@ class Moves:
 class Forgotten(Moves):
     """The same without values: what is written is unknown."""
 
-    def __init__(self, computing: Any, unknown: Callable[[Any], None]) -> None:
+    def __init__(self, computing: Computing, unknown: Callable[[Tensor], None]) -> None:
         super().__init__(computing)
         self._unknown = unknown
 
-    def _put(self, target: Any, value: Any) -> None:
+    def _put(self, target: Tensor, value: Tensor) -> None:
         self._unknown(target)
 
-    def _value(self, tensor: Tensor) -> Any:
+    def _value(self, tensor: Tensor) -> Tensor:
         return torch.empty((), dtype=tensor.dtype).expand(tensor.shape)
 
-    def _reduced(self, inputs: Any, op: int) -> Any:
+    def _reduced(self, inputs: _List, op: int) -> Tensor:
         return self._value(inputs[0])
 
-    def _gathered(self, inputs: Any) -> Any:
+    def _gathered(self, inputs: _List) -> Tensor:
         return self._value(inputs[0])
 
 
-def follow(computing: Any, patches: Patches, unknown: Callable[[Any], None] | None) -> None:
+def follow(
+    computing: Computing, patches: Patches, unknown: Callable[[Tensor], None] | None
+) -> None:
     """Compute what `torch.cuda.comm` and `torch.cuda.nccl` move with ``computing``. Without values
     (``unknown``) nothing is known of what they write.
     """
@@ -184,7 +192,7 @@ def follow(computing: Any, patches: Patches, unknown: Callable[[Any], None] | No
 
 
 def _either(
-    computing: Any, computed: Callable[..., Any], forgotten: Callable[..., Any]
+    computing: Computing, computed: Callable[..., Any], forgotten: Callable[..., Any]
 ) -> Callable[..., Any]:
     """Compute what a call moves if its arguments are known and values are computed."""
 

@@ -9,15 +9,18 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Callable, Iterable
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import torch
+from torch import Tensor
+from torch.fx import GraphModule
 
 from gpuprobe.errors import GpuprobeError, NotModelled
 from gpuprobe.native.values.aliases import CPU
 from gpuprobe.native.values.arguments import Args, Kwargs
-from gpuprobe.native.values.computing import Call
+from gpuprobe.native.values.computing import Call, Computing
 from gpuprobe.native.values.draws import Key, generator_of, key_of
 from gpuprobe.native.values.plans import plan_of
 from gpuprobe.native.values.region_cost import RegionCost
@@ -25,23 +28,28 @@ from gpuprobe.native.values.skipping import SKIP_DEVICE, SKIP_TO_DEVICE
 from gpuprobe.native.values.triton_interpreter import JIT, interpret, patch_helpers
 from gpuprobe.patching import Patches, when_imported
 
+if TYPE_CHECKING:
+    from triton.runtime.jit import JITFunction
+
 _Tensor: Final = torch.Tensor
+_Region: TypeAlias = Callable[[Sequence[object]], Sequence[object]]
+"""A compiled region: its inputs, and its results."""
 
 
-def _seeds(count: int, device: Any) -> Any:
+def _seeds(count: int, device: object) -> Tensor:
     return torch.randint(0, 1 << 62, (count,))
 
 
-def _random(size: Any, seed: Any, mode: str, *, offset: int = 0) -> Any:
+def _random(size: Iterable[int], seed: Tensor, mode: str, *, offset: int = 0) -> Tensor:
     draw = {"rand": torch.rand, "randn": torch.randn}[mode]
     return draw(tuple(size), generator=generator_of((int(seed), offset)))
 
 
-def _randint(low: int, high: int, size: Any, seed: Any, *, offset: int = 0) -> Any:
+def _randint(low: int, high: int, size: Iterable[int], seed: Tensor, *, offset: int = 0) -> Tensor:
     return torch.randint(low, high, tuple(size), generator=generator_of((int(seed), offset)))
 
 
-_RANDOM: Final[dict[str, Callable[..., Any]]] = {
+_RANDOM: Final[dict[str, Callable[..., Tensor]]] = {
     "inductor_seeds": _seeds,
     "inductor_seed": lambda device: torch.randint(0, 1 << 62, ()),
     "inductor_lookup_seed": lambda seeds, index: seeds[index],
@@ -54,13 +62,13 @@ _RANDOM: Final[dict[str, Callable[..., Any]]] = {
 class OnCpu(torch.fx.Interpreter):
     """Runs a graph of operators for CUDA on CPU tensors."""
 
-    def __init__(self, graph: Any, computing: Any, key: Key) -> None:
+    def __init__(self, graph: GraphModule, computing: Computing, key: Key) -> None:
         super().__init__(graph, garbage_collect_values=True)
         self._computing = computing
         self._key = key
         self._draws = 0
 
-    def call_function(self, target: Any, args: Args, kwargs: Kwargs) -> Any:
+    def call_function(self, target: object, args: Args, kwargs: Kwargs) -> object:
         if isinstance(target, torch._ops.HigherOrderOperator):
             raise NotModelled(
                 f"values of a compiled region with {target.name()} are not computed",
@@ -83,7 +91,7 @@ class OnCpu(torch.fx.Interpreter):
         self._computing.counted(call, result)
         return result
 
-    def fetch_attr(self, target: str) -> Any:
+    def fetch_attr(self, target: str) -> object:
         found = super().fetch_attr(target)
         if isinstance(found, _Tensor) and found.is_cuda:
             return self._computing.aliases.exact(found)
@@ -93,7 +101,7 @@ class OnCpu(torch.fx.Interpreter):
 Unknown = Callable[[torch.Tensor], None]
 
 
-def follow(computing: Any, patches: Patches, unknown: Unknown | None) -> None:
+def follow(computing: Computing, patches: Patches, unknown: Unknown | None) -> None:
     """Compute the values of compiled regions with ``computing``; with ``unknown``, call that with
     each tensor that they write instead.
     """
@@ -112,14 +120,14 @@ _CONSTANT: Final = "_tensor_constant"
 torch copies to the device without an operator."""
 
 
-def _patch_inductor(computing: Any, patches: Patches, unknown: Unknown | None) -> None:
+def _patch_inductor(computing: Computing, patches: Patches, unknown: Unknown | None) -> None:
     """Keep the graph of each region that Inductor compiles, to compute its values."""
     from torch._inductor import compile_fx
 
     before = compile_fx._compile_fx_inner
 
     @functools.wraps(before)
-    def compile_inner(gm: Any, inputs: Any, **kwargs: Any) -> Any:
+    def compile_inner(gm: GraphModule, inputs: object, **kwargs: object) -> Any:
         for name, value in gm.named_buffers(recurse=False):
             if name.startswith(_CONSTANT) and value.is_cuda:
                 computing.written(value)
@@ -140,7 +148,7 @@ def _patch_cache(patches: Patches) -> None:
     patches.add(_changed(config, "enable_autograd_cache", False))
 
 
-def _patch_triton(computing: Any, patches: Patches, unknown: Unknown | None) -> None:
+def _patch_triton(computing: Computing, patches: Patches, unknown: Unknown | None) -> None:
     """Compute the values of the program's Triton kernels with Triton's interpreter."""
     from triton.runtime.jit import JITFunction
 
@@ -148,7 +156,7 @@ def _patch_triton(computing: Any, patches: Patches, unknown: Unknown | None) -> 
     before = JITFunction.run
 
     @functools.wraps(before)
-    def launch(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def launch(self: Any, *args: object, **kwargs: Any) -> object:
         inside = computing.skipping.set(0)
         computing.skipping.set(inside)
         result = computing.placed(before, self, *args, **kwargs)
@@ -166,7 +174,7 @@ def _patch_triton(computing: Any, patches: Patches, unknown: Unknown | None) -> 
     patches.set(JITFunction, "run", launch)
 
 
-def _patch_autotuner(computing: Any, patches: Patches) -> None:
+def _patch_autotuner(computing: Computing, patches: Patches) -> None:
     """Compute nothing for the launches that Triton's autotuner measures, before the one that
     counts.
     """
@@ -175,7 +183,7 @@ def _patch_autotuner(computing: Any, patches: Patches) -> None:
     before = Autotuner._bench
 
     @functools.wraps(before)
-    def measure(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def measure(self: object, *args: object, **kwargs: object) -> object:
         inside = computing.skipping.set(SKIP_DEVICE | SKIP_TO_DEVICE)
         try:
             return before(self, *args, **kwargs)
@@ -185,14 +193,14 @@ def _patch_autotuner(computing: Any, patches: Patches) -> None:
     patches.set(Autotuner, "_bench", measure)
 
 
-def _patch_kernels(computing: Any, patches: Patches) -> None:
+def _patch_kernels(computing: Computing, patches: Patches) -> None:
     """Count the launches of Inductor's kernels at the line that calls the compiled region."""
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
     before = CachingAutotuner.run
 
     @functools.wraps(before)
-    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def run(self: object, *args: object, **kwargs: object) -> object:
         return computing.placed(before, self, *args, **kwargs)
 
     patches.set(CachingAutotuner, "run", run)
@@ -203,19 +211,19 @@ _OF_A_PROGRAM: Final = 5e7
 about a millisecond."""
 
 
-def _given(kernel: Any, args: Args, kwargs: Kwargs) -> dict[str, Any]:
+def _given(kernel: JITFunction, args: Args, kwargs: Kwargs) -> Kwargs:
     """The arguments of a launch by name."""
     names = [parameter.name for parameter in kernel.params]
     return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
-def _programs(kernel: Any, args: Args, kwargs: Kwargs) -> int:
-    grid: Any = kwargs["grid"]
+def _programs(kernel: JITFunction, args: Args, kwargs: Kwargs) -> int:
+    grid = kwargs["grid"]
     sizes: Iterable[int] = grid(_given(kernel, args, kwargs)) if callable(grid) else grid
     return math.prod(sizes)
 
 
-def _interpret(kernel: Any, args: Args, kwargs: Kwargs, computing: Any) -> None:
+def _interpret(kernel: JITFunction, args: Args, kwargs: Kwargs, computing: Computing) -> None:
     """Compute what a launch writes. Raises NotModelled where Triton's interpreter cannot."""
     names = [parameter.name for parameter in kernel.params]
     given = _given(kernel, args, kwargs)
@@ -239,14 +247,14 @@ def _interpret(kernel: Any, args: Args, kwargs: Kwargs, computing: Any) -> None:
             ) from error
 
 
-def _changed(owner: Any, name: str, value: Any) -> Callable[[], None]:
+def _changed(owner: ModuleType, name: str, value: object) -> Callable[[], None]:
     """Set a setting of a module of settings; return what puts the old one back."""
     before = getattr(owner, name)
     setattr(owner, name, value)
     return lambda: setattr(owner, name, before)
 
 
-def _written_inputs(graph: Any) -> list[int]:
+def _written_inputs(graph: GraphModule) -> list[int]:
     """Which inputs a compiled graph copies its results to."""
     places = {node: i for i, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
     found = []
@@ -259,13 +267,15 @@ def _written_inputs(graph: Any) -> list[int]:
     return found
 
 
-def _with_values(run: Any, graph: Any, computing: Any, unknown: Unknown | None) -> Any:
+def _with_values(
+    run: _Region, graph: GraphModule, computing: Computing, unknown: Unknown | None
+) -> _Region:
     written = _written_inputs(graph)
     cost = RegionCost(graph)
 
     @functools.wraps(run)
-    def compute(inputs: Any) -> Any:
-        values: Any = None
+    def compute(inputs: Sequence[object]) -> Sequence[object]:
+        values: Sequence[object] = ()
         changed = [] if unknown is None else [inputs[i] for i in written]
         operations, nbytes = cost(inputs)
         computed = computing.computes(inputs) and computing.allows(operations, nbytes, counted=True)

@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ from gpuprobe.native.values.skipping import BETWEEN, COPYING, INSIDE, Skipping
 from gpuprobe.native.values.twins import TWINS
 from gpuprobe.torch_support.operator_calls import HANDLED, handled_by
 
+_T = TypeVar("_T")
 _Tensor: Final = torch.Tensor
 _Device: Final = torch.device
 _Generator: Final = torch.Generator
@@ -75,20 +76,44 @@ class Call:
 
     __slots__ = ("args", "key", "kwargs", "plan", "results", "storages")
 
-    def __init__(
-        self, plan: OperatorPlan, args: list[Any], kwargs: dict[str, Any], key: Key | None
-    ):
+    def __init__(self, plan: OperatorPlan, args: list[object], kwargs: Kwargs, key: Key | None):
         self.plan = plan
         self.args = args
         self.kwargs = kwargs
         self.key = key
-        self.results: list[Any] = []
+        self.results: list[Target] = []
         self.storages: list[int] = []
         """The storages that a replay writes, by number, where values may be unknown."""
 
-    def run(self, computing: Any) -> None:
+    def run(self, computing: Computing) -> None:
         """Compute the call, at a replay of the graph that it is in."""
         computing.compute(self)
+
+
+Recorded: TypeAlias = Call | CapturedCollective
+"""What a graph replays."""
+Target: TypeAlias = Tensor | list[Tensor | None] | None
+"""Where a result of an operator is: a tensor, several, or nothing that has values."""
+
+
+class Capture:
+    """The calls of one CUDA graph, in order."""
+
+    def __init__(self) -> None:
+        self.calls: list[Recorded] = []
+        self._draws = 0
+
+    def next_key(self) -> Key:
+        """A number of the draw: `replayed` puts the generator's state in its place."""
+        self._draws += 1
+        return 0, self._draws
+
+    def keyed(self, base: Key) -> None:
+        """Give the draws of the next replay their keys."""
+        for call in self.calls:
+            if call.key is not None:
+                number = call.key[1] & 0xFFFFFFFF
+                call.key = base[0], (base[1] << 32) | number
 
 
 class _Region(threading.local):
@@ -108,18 +133,18 @@ class Computing:
         self.exchanged = exchanged
         self._region = _Region()
         self.skipping = skipping
-        self.capture: Any = None
+        self.capture: Capture | None = None
         """Where calls are kept while a CUDA graph is captured."""
         self.budget: Budget | None = None
         """What may be computed, where that is bounded."""
-        self.carrier: Callable[[Any, Any, Any], Callable[..., Any]] | None = None
+        self.carrier: Callable[[OpOverload, Args, Kwargs], Callable[..., Any]] | None = None
         """Finds what to call for a collective, in a rank that is alone."""
         self.launches: tuple[Callable[[], int], Callable[[int], int]] | None = None
         """Number the place that calls an operator, and set it, while launches are counted."""
-        self._plans: dict[Any, OperatorPlan] = {}
+        self._plans: dict[OpOverload, OperatorPlan] = {}
         self._set = skipping.set
         self._reads = skipping.unknown_reads
-        self._run: dict[How, Callable[..., Any]] = {
+        self._run: dict[How, Callable[..., object]] = {
             How.WHOLE: self._whole,
             How.PARTS: self._parts,
             How.READS: self._reading,
@@ -130,7 +155,7 @@ class Computing:
             How.FLATTEN: self._flattening,
         }
 
-    def handle(self, func: OpOverload, args: Args, kwargs: Kwargs, below: Any = None) -> Any:
+    def handle(self, func: OpOverload, args: Args, kwargs: Kwargs, below: object = None) -> object:
         """Run an operator on plain tensors, and compute its values: a handler of
         `gpuprobe.torch_support.operator_calls`.
         """
@@ -148,7 +173,7 @@ class Computing:
         finally:
             set_place(before)
 
-    def placed(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def placed(self, run: Callable[..., _T], *args: object, **kwargs: object) -> _T:
         """Run what launches kernels: while launches are counted, from the place that calls it."""
         launches = self.launches
         if launches is None:
@@ -176,7 +201,7 @@ class Computing:
             found = self._plans[func] = plan_of(func)
         return found
 
-    def operate(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    def operate(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> object:
         run = self._run.get(plan.how)
         if plan.allocates:
             _check_host(args, kwargs)
@@ -197,7 +222,7 @@ class Computing:
         elif plan.how is How.SCALAR or plan.how is How.COPY:
             budget.read()
 
-    def computes(self, tensors: Any) -> bool:
+    def computes(self, tensors: Iterable[object]) -> bool:
         """Whether what does not pass the dispatcher is computed, of these arguments."""
         return self.budget is None or not self.budget.measuring
 
@@ -208,7 +233,7 @@ class Computing:
         """
         return self.budget is None or self.budget.affords(operations, nbytes, counted=counted)
 
-    def replay(self, calls: Iterable[Any]) -> None:
+    def replay(self, calls: Iterable[Recorded]) -> None:
         """Compute the calls of a CUDA graph."""
         for call in calls:
             call.run(self)
@@ -220,7 +245,7 @@ class Computing:
     def written(self, tensor: Tensor) -> None:
         """Values were written to a tensor without an operator."""
 
-    def counted(self, call: Call, result: Any) -> None:
+    def counted(self, call: Call, result: object) -> None:
         """An operator of a compiled region was computed."""
         if self.budget is not None:
             self.budget.allows(call, result)
@@ -257,7 +282,7 @@ class Computing:
     def lower(self, plan: OperatorPlan, args: Args, kwargs: Kwargs) -> Call | None:
         """The call made for the CPU, or None for one that has nothing to do with the device."""
         found = False
-        made: list[Any] = []
+        made: list[object] = []
         with _Plain(), _Exclude(_ABOVE):
             for value in args:
                 if isinstance(value, _Tensor) and value.is_cuda:
@@ -271,7 +296,7 @@ class Computing:
                     low, there = self._lower(value)
                     made.append(low)
                     found = found or there
-            given: dict[str, Any] = {}
+            given: Kwargs = {}
             if kwargs:
                 for name, value in kwargs.items():
                     low, there = self._lower(value)
@@ -310,7 +335,7 @@ class Computing:
 
     # --- ways
 
-    def _whole(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    def _whole(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> object:
         call = self.lower(plan, args, kwargs)
         if call is None:
             return func(*args, **kwargs)
@@ -366,12 +391,12 @@ class Computing:
             out = self.compute(call, out)
         return out
 
-    def targets(self, plan: OperatorPlan, out: Any) -> list[Any]:
+    def targets(self, plan: OperatorPlan, out: Any) -> list[Target]:
         """CPU tensors over the new tensors among results; sparse ones themselves."""
         outs = (
             out if isinstance(out, (tuple, list)) and len(plan.func._schema.returns) > 1 else (out,)
         )
-        made: list[Any] = []
+        made: list[Target] = []
         with _Plain(), _Exclude(_ABOVE):
             for i in plan.fresh:
                 item = outs[i]
@@ -381,7 +406,7 @@ class Computing:
                     made.append(self._target(item))
         return made
 
-    def _target(self, item: Any) -> Any:
+    def _target(self, item: object) -> Tensor | None:
         if not isinstance(item, _Tensor):
             return None
         if item.layout is not torch.strided:
@@ -410,7 +435,7 @@ class Computing:
                             out = replaced
         return out
 
-    def _put(self, plan: OperatorPlan, target: Any, value: Any) -> Any:
+    def _put(self, plan: OperatorPlan, target: Tensor | None, value: object) -> Tensor | None:
         if not isinstance(value, _Tensor) or target is None:
             return None
         if target.layout is not torch.strided:
@@ -428,7 +453,7 @@ class Computing:
         target.copy_(value)
         return None
 
-    def _put_sparse(self, plan: OperatorPlan, target: Any, value: Any) -> Any:
+    def _put_sparse(self, plan: OperatorPlan, target: Tensor, value: Tensor) -> Tensor | None:
         """Copy a sparse result; where it has another number of elements, return a new tensor."""
         parts, values = parts_of(target), parts_of(value)
         if value.layout is torch.sparse_coo and target.layout is torch.sparse_coo:
@@ -481,7 +506,12 @@ class Computing:
         return bool(torch._C._autograd._profiler_enabled())
 
     def _guarded(
-        self, plan: OperatorPlan, run: Any, args: Args, kwargs: Kwargs, key: Key | None
+        self,
+        plan: OperatorPlan,
+        run: Callable[..., Any],
+        args: Args,
+        kwargs: Kwargs,
+        key: Key | None,
     ) -> Any:
         with _Plain(), _Exclude(_ABOVE):
             if key is None:
@@ -496,7 +526,9 @@ class Computing:
             with Apart(key):
                 return self._attempt(plan, run, args, kwargs)
 
-    def _attempt(self, plan: OperatorPlan, run: Any, args: Args, kwargs: Kwargs) -> Any:
+    def _attempt(
+        self, plan: OperatorPlan, run: Callable[..., Any], args: Args, kwargs: Kwargs
+    ) -> object:
         if plan.in_float32 and _has_narrow(args):
             return _in_float32(plan, run, args, kwargs)
         try:
@@ -520,12 +552,12 @@ class Computing:
                 hint="use compute='shapes', or the CPU for this operator",
             ) from error
 
-    def _parts(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    def _parts(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> object:
         """The operators that an operator consists of are computed one by one."""
         with handled_by(self.handle):
             return func.redispatch(_keys(args, kwargs), *args, **kwargs)
 
-    def _reading(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    def _reading(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> object:
         if plan.name in MASKED and not masked(args):
             return self._whole(plan, func, args, kwargs)
         call = self.lower(plan, args, kwargs)
@@ -544,7 +576,9 @@ class Computing:
             call.key = key
         return self.finish(call, out)
 
-    def _exchanging(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    def _exchanging(
+        self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs
+    ) -> object:
         """The runtime carries the values from process to process."""
         if self.carrier is not None:
             func = self.carrier(func, args, kwargs)
@@ -564,7 +598,7 @@ class Computing:
         if self.exchanged.waiting:
             self.exchanged.settle()
 
-    def _counting(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    def _counting(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> object:
         call = self.lower(plan, args, kwargs)
         if call is None or self.capture is not None:
             return func(*args, **kwargs)
@@ -604,7 +638,7 @@ class Computing:
                     out = replaced
         return out
 
-    def _copying(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    def _copying(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> object:
         call = self.lower(plan, args, kwargs)
         if call is None:
             if any(_on_cuda(item) for item in args):
@@ -617,7 +651,9 @@ class Computing:
             self._set(before)
         return self.finish(call, out)
 
-    def _flattening(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    def _flattening(
+        self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs
+    ) -> object:
         """The weights become views of the result."""
         self.settle()
         with _Plain(), _Exclude(_ABOVE):
@@ -632,7 +668,9 @@ class Computing:
                 self.aliases.of(weight).copy_(value)
         return out
 
-    def _answering(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    def _answering(
+        self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs
+    ) -> object:
         call = self.lower(plan, args, kwargs)
         if call is None:
             return func(*args, **kwargs)
@@ -667,7 +705,7 @@ def _check_host(args: Args, kwargs: Kwargs) -> None:
 _SIMPLE: Final = frozenset({int, float, bool, str, type(None), torch.dtype})
 
 
-def _on_cuda(item: Any) -> bool:
+def _on_cuda(item: object) -> bool:
     return isinstance(item, _Tensor) and bool(item.is_cuda)
 
 
@@ -683,7 +721,7 @@ def of_sparse(args: Args, kwargs: Kwargs) -> bool:
     return _keys(args, kwargs) is not _CUDA
 
 
-def _keys(args: Args, kwargs: Kwargs) -> Any:
+def _keys(args: Args, kwargs: Kwargs) -> torch._C.DispatchKeySet:
     """The dispatch keys of CUDA's kernels for some arguments."""
     for item in (*args, *kwargs.values()):
         if isinstance(item, _Tensor):
@@ -704,11 +742,11 @@ def _has_narrow(args: Args) -> bool:
     return False
 
 
-def _in_float32(plan: OperatorPlan, run: Any, args: Args, kwargs: Kwargs) -> Any:
+def _in_float32(plan: OperatorPlan, run: Callable[..., Any], args: Args, kwargs: Kwargs) -> object:
     """Run a CPU function in float32, and round what it writes."""
-    pairs: list[tuple[Any, Any]] = []
+    pairs: list[tuple[Tensor, Tensor]] = []
 
-    def wide(value: Any) -> Any:
+    def wide(value: object) -> object:
         if isinstance(value, _Tensor):
             if value.dtype in _NARROW:
                 made = value.to(torch.float32)

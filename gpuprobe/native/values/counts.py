@@ -13,11 +13,13 @@ from typing import Any, Final
 
 import torch
 
+from gpuprobe.native.values.arguments import Args
+
 _CHUNK: Final = (1 << 31) - 1
 """Elements that ``nonzero_cuda_out_impl`` counts at once."""
 
 
-def _nonzero(given: Any, found: Any) -> Iterator[tuple[int, int]]:
+def _nonzero(given: Args, found: Any) -> Iterator[tuple[int, int]]:
     flat = given[0]
     if flat.numel() <= _CHUNK:
         yield found.size(0), 4
@@ -28,18 +30,18 @@ def _nonzero(given: Any, found: Any) -> Iterator[tuple[int, int]]:
         yield count, 4
 
 
-def _unique(given: Any, found: Any) -> Iterator[tuple[int, int]]:
+def _unique(given: Args, found: Any) -> Iterator[tuple[int, int]]:
     if given[0].dtype is torch.bool:
         yield int(given[0].count_nonzero()), 4
     else:
         yield found[0].size(0), 8
 
 
-def _unique_dim(given: Any, found: Any) -> Iterator[tuple[int, int]]:
+def _unique_dim(given: Args, found: Any) -> Iterator[tuple[int, int]]:
     yield found[0].size(given[1]), 4
 
 
-def _consecutive(given: Any, found: Any) -> Iterator[tuple[int, int]]:
+def _consecutive(given: Args, found: Any) -> Iterator[tuple[int, int]]:
     dim = given[3] if len(given) > 3 else None
     if dim is None:
         yield found[0].size(0), 8
@@ -47,15 +49,15 @@ def _consecutive(given: Any, found: Any) -> Iterator[tuple[int, int]]:
         yield found[0].size(dim), 4
 
 
-def _boxes(given: Any, found: Any) -> Iterator[tuple[int, int]]:
+def _boxes(given: Args, found: Any) -> Iterator[tuple[int, int]]:
     yield found.size(0), 4  # by the ``masked_select`` that it ends with
 
 
-def _coalesce(given: Any, found: Any) -> Iterator[tuple[int, int]]:
+def _coalesce(given: Args, found: Any) -> Iterator[tuple[int, int]]:
     yield found._nnz(), 4
 
 
-COUNTS: Final[dict[str, Callable[[Any, Any], Iterator[tuple[int, int]]]]] = {
+COUNTS: Final[dict[str, Callable[[Args, Any], Iterator[tuple[int, int]]]]] = {
     "nonzero": _nonzero,
     "_unique": _unique,
     "_unique2": _unique,
@@ -76,7 +78,7 @@ indices differ, in four bytes, though the size of the result does not depend on 
 _DIFFER: Final = "all elements differ"
 
 
-def _every_element(given: Any) -> Iterator[tuple[int, int]]:
+def _every_element(given: Args) -> Iterator[tuple[int, int]]:
     left = given[0].numel()
     while True:
         yield min(left, _CHUNK), 4
@@ -85,31 +87,31 @@ def _every_element(given: Any) -> Iterator[tuple[int, int]]:
             return
 
 
-def _all_differ(given: Any) -> Iterator[tuple[int, int]]:
+def _all_differ(given: Args) -> Iterator[tuple[int, int]]:
     if given[0].dtype is torch.bool:
         yield given[0].numel(), 4  # how many are true
     else:
         yield given[0].numel(), 8
 
 
-def _rows_differ(given: Any) -> Iterator[tuple[int, int]]:
+def _rows_differ(given: Args) -> Iterator[tuple[int, int]]:
     yield given[0].size(given[1]), 4
 
 
-def _in_a_row_differ(given: Any) -> Iterator[tuple[int, int]]:
+def _in_a_row_differ(given: Args) -> Iterator[tuple[int, int]]:
     dim = given[3] if len(given) > 3 else None
     yield (given[0].numel(), 8) if dim is None else (given[0].size(dim), 4)
 
 
-def _indices_differ(given: Any) -> Iterator[tuple[int, int]]:
+def _indices_differ(given: Args) -> Iterator[tuple[int, int]]:
     yield given[0]._nnz(), 4
 
 
-def _every_box(given: Any) -> Iterator[tuple[int, int]]:
+def _every_box(given: Args) -> Iterator[tuple[int, int]]:
     yield given[0].size(0), 4
 
 
-LARGEST: Final[dict[str, tuple[str, Callable[[Any], Iterator[tuple[int, int]]]]]] = {
+LARGEST: Final[dict[str, tuple[str, Callable[[Args], Iterator[tuple[int, int]]]]]] = {
     "nonzero": ("no element is zero", _every_element),
     "_unique": (_DIFFER, _all_differ),
     "_unique2": (_DIFFER, _all_differ),

@@ -5,7 +5,7 @@ arguments' names, and how they are replayed in CUDA graphs.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final, Protocol
 
 import torch
 from torch._ops import OpOverload
@@ -13,6 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from gpuprobe.errors import NotModelled
 from gpuprobe.native.values.arguments import Args, Kwargs
+from gpuprobe.native.values.draws import Key
 
 SPACES: Final = frozenset({"c10d", "_c10d_functional"})
 _RECEIVES: Final = frozenset({"recv_", "recv_any_source_"})
@@ -24,6 +25,11 @@ _PLAYED: Final = frozenset(
 )
 """Those that call NCCL and nothing else: others copy their results too, before the graph's
 operators are computed."""
+
+
+class _Player(Protocol):
+    def play(self, collective: CapturedCollective) -> None:
+        """Run a collective of a graph."""
 
 
 class CapturedCollective:
@@ -41,14 +47,14 @@ class CapturedCollective:
         self.number = number
         self.known = known
         self.written = written
-        self.key = None
+        self.key: Key | None = None
 
-    def run(self, computing: Any) -> None:
+    def run(self, computing: _Player) -> None:
         """Run it: the other ranks replay their graphs, too."""
         computing.play(self)
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def _tensors(value: object) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (list, tuple)):

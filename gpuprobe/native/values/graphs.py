@@ -8,54 +8,35 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final, TypeAlias
 
-import torch
+from torch.cuda import CUDAGraph
 
-from gpuprobe.native.values.draws import Key, key_of
+from gpuprobe.native.values.computing import Capture, Computing
+from gpuprobe.native.values.draws import key_of
 from gpuprobe.patching import Patches
 
+_Method: TypeAlias = Callable[..., object]
 _CALLS: Final = "_gpuprobe_calls"
 
 
-class Capture:
-    """The calls of one graph, in order."""
-
-    def __init__(self) -> None:
-        self.calls: list[Any] = []
-        self._draws = 0
-
-    def next_key(self) -> Key:
-        """A number of the draw: `replayed` puts the generator's state in its place."""
-        self._draws += 1
-        return 0, self._draws
-
-    def keyed(self, base: Key) -> None:
-        """Give the draws of the next replay their keys."""
-        for call in self.calls:
-            if call.key is not None:
-                number = call.key[1] & 0xFFFFFFFF
-                call.key = base[0], (base[1] << 32) | number
-
-
-def follow(computing: Any, patches: Patches) -> None:
+def follow(computing: Computing, patches: Patches) -> None:
     """Have captures and replays of `torch.cuda.CUDAGraph` compute values with ``computing``."""
-    graph: Any = torch.cuda.CUDAGraph
 
-    def replace(name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        before = getattr(graph, name)
-        patches.set(graph, name, functools.wraps(before)(make(before)))
+    def replace(name: str, make: Callable[[_Method], _Method]) -> None:
+        before = getattr(CUDAGraph, name)
+        patches.set(CUDAGraph, name, functools.wraps(before)(make(before)))
 
-    def begin(before: Callable[..., Any]) -> Callable[..., Any]:
-        def capture_begin(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def begin(before: _Method) -> _Method:
+        def capture_begin(self: CUDAGraph, *args: object, **kwargs: object) -> object:
             result = before(self, *args, **kwargs)
             computing.capture = Capture()
             return result
 
         return capture_begin
 
-    def end(before: Callable[..., Any]) -> Callable[..., Any]:
-        def capture_end(self: Any) -> Any:
+    def end(before: _Method) -> _Method:
+        def capture_end(self: CUDAGraph) -> object:
             capture, computing.capture = computing.capture, None
             result = before(self)
             setattr(self, _CALLS, capture)
@@ -63,8 +44,8 @@ def follow(computing: Any, patches: Patches) -> None:
 
         return capture_end
 
-    def play(before: Callable[..., Any]) -> Callable[..., Any]:
-        def replay(self: Any) -> Any:
+    def play(before: _Method) -> _Method:
+        def replay(self: CUDAGraph) -> object:
             capture = getattr(self, _CALLS, None)
             if capture is None or computing.capture is not None:
                 return computing.placed(before, self)
@@ -75,8 +56,8 @@ def follow(computing: Any, patches: Patches) -> None:
 
         return replay
 
-    def forget(before: Callable[..., Any]) -> Callable[..., Any]:
-        def reset(self: Any) -> Any:
+    def forget(before: _Method) -> _Method:
+        def reset(self: CUDAGraph) -> object:
             setattr(self, _CALLS, None)
             return before(self)
 

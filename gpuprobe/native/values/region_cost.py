@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_map
 
+from gpuprobe.native.values.arguments import Args
 from gpuprobe.native.values.budget import operations_of
 
 _Tensor: Final = torch.Tensor
@@ -20,24 +21,24 @@ class RegionCost:
     differ from call to call.
     """
 
-    def __init__(self, graph: Any) -> None:
+    def __init__(self, graph: GraphModule) -> None:
         self._nodes = list(graph.graph.nodes)
         self._inputs = [node.meta.get("val") for node in self._nodes if node.op == "placeholder"]
-        self._last: dict[int, Any] = {}
+        self._last: dict[int, Node] = {}
         """The node that uses a storage last."""
         for node in self._nodes:
             for argument in node.all_input_nodes:
                 self._last.update(dict.fromkeys(_storages(argument), node))
         self._known: dict[tuple[tuple[str, int], ...], tuple[float, int]] = {}
 
-    def __call__(self, inputs: Sequence[Any]) -> tuple[float, int]:
+    def __call__(self, inputs: Args) -> tuple[float, int]:
         sizes = self._sizes(inputs)
         key = tuple((str(symbol), size) for symbol, size in sizes.items())
         if key not in self._known:
             self._known[key] = self._count(_Shapes(sizes))
         return self._known[key]
 
-    def _sizes(self, inputs: Sequence[Any]) -> dict[Any, int]:
+    def _sizes(self, inputs: Args) -> dict[Any, int]:
         """The values of the symbols in this call."""
         sizes: dict[Any, int] = {}
         for value, given in zip(self._inputs, inputs, strict=False):
@@ -71,7 +72,7 @@ class RegionCost:
         return operations, most
 
 
-def _operations(node: Any, shapes: _Shapes) -> float:
+def _operations(node: Node, shapes: _Shapes) -> float:
     if not isinstance(node.target, torch._ops.OpOverload):
         return 0.0
     args, kwargs = (
@@ -89,7 +90,7 @@ class _Shapes:
     def __init__(self, sizes: dict[Any, int]) -> None:
         self._sizes = sizes
 
-    def number(self, size: Any) -> int:
+    def number(self, size: int | torch.SymInt) -> int:
         if not isinstance(size, torch.SymInt):
             return int(size)
         made = size.node.expr.xreplace(self._sizes)
@@ -103,14 +104,14 @@ class _Shapes:
             count *= self.number(size)
         return int(count)
 
-    def concrete(self, value: Any) -> Any:
+    def concrete(self, value: object) -> object:
         if isinstance(value, _Tensor):
             shape = [self.number(size) for size in value.shape]
             return torch.empty(shape, dtype=value.dtype, device="meta")
         return self.number(value) if isinstance(value, torch.SymInt) else value
 
 
-def _storages(node: Any) -> dict[int, Any]:
+def _storages(node: Node) -> dict[int, Tensor]:
     """The tensors of a node by the storages that they are in."""
     value = node.meta.get("val")
     values = value if isinstance(value, (tuple, list)) else (value,)

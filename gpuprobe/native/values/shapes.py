@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor, UntypedStorage
@@ -34,7 +34,7 @@ from gpuprobe.native.values.budget import (
     known_memory,
     temporary_memory,
 )
-from gpuprobe.native.values.computing import Call, Computing, of_sparse
+from gpuprobe.native.values.computing import Call, Computing, Recorded, of_sparse
 from gpuprobe.native.values.counts import LARGEST
 from gpuprobe.native.values.draws import Key
 from gpuprobe.native.values.exchanges import (
@@ -48,6 +48,8 @@ from gpuprobe.native.values.shared import SharedStorages
 from gpuprobe.native.values.skipping import BETWEEN, COPYING, INSIDE, Skipping
 from gpuprobe.native.values.unknown import PLACEHOLDER
 from gpuprobe.torch_support.callers import place_now
+
+_T = TypeVar("_T")
 
 LIMIT: Final = 1 << 20
 """Bytes of a storage of floating point up to which it is computed."""
@@ -72,7 +74,7 @@ _UNSCALE: Final = "_amp_foreach_non_finite_check_and_unscale_"
 _TESTS: Final = {
     "isnan": False, "isinf": False, "isposinf": False, "isneginf": False, "isfinite": True,
 }  # fmt: skip
-_COMPARED: Final[dict[str, tuple[Callable[[Any, Any], bool], bool]]] = {
+_COMPARED: Final[dict[str, tuple[Callable[[float, float], bool], bool]]] = {
     "eq": (operator.eq, True),
     "ne": (operator.ne, False),
     "lt": (operator.lt, False),
@@ -84,7 +86,7 @@ _COMPARED: Final[dict[str, tuple[Callable[[Any, Any], bool], bool]]] = {
 _COUNTED: Final = frozenset({"sum", "count_nonzero"})
 
 
-def tensors_in(values: Any) -> Iterator[Any]:
+def tensors_in(values: Iterable[object]) -> Iterator[Tensor]:
     """The tensors among arguments or results, in lists too."""
     for value in values:
         if isinstance(value, _Tensor):
@@ -289,7 +291,7 @@ def healthy_truth(name: str, args: Args) -> bool | None:
     return None
 
 
-def _identical(one: Any, other: Any) -> bool:
+def _identical(one: Tensor, other: Tensor) -> bool:
     if one is other:
         return True
     return bool(
@@ -342,7 +344,7 @@ class ComputingShapes(Computing):
         self._run[How.SCALAR] = self._scalar
         self._run[How.ONLY] = self._only
 
-    def _spend(self, plan: OperatorPlan, args: Args, kwargs: Kwargs, results: Any) -> bool:
+    def _spend(self, plan: OperatorPlan, args: Args, kwargs: Kwargs, results: object) -> bool:
         """Count an operator before it is computed; stop computing everything beyond the bounds.
         Whether it may be computed.
         """
@@ -380,14 +382,14 @@ class ComputingShapes(Computing):
     def written(self, tensor: Tensor) -> None:
         self.knowledge.learn(tensor)
 
-    def counted(self, call: Call, result: Any) -> None:
+    def counted(self, call: Call, result: object) -> None:
         self._spend(call.plan, call.args, call.kwargs, result)
 
-    def computes(self, tensors: Any) -> bool:
+    def computes(self, tensors: Iterable[object]) -> bool:
         """Whether what does not pass the dispatcher is computed, of these arguments."""
         return self.everything and all(self.knowledge.known(item) for item in tensors_in(tensors))
 
-    def _only(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    def _only(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> object:
         out = func(*args, **kwargs)
         if plan.name in _FRESH:
             if plan.name == "lift_fresh" and self._unknown(out):
@@ -396,8 +398,8 @@ class ComputingShapes(Computing):
                 self.knowledge.learn(out)  # what the memory holds is what a program gets
         return out
 
-    def _written(self, plan: OperatorPlan, args: Args, kwargs: Kwargs) -> list[Any]:
-        found: list[Any] = []
+    def _written(self, plan: OperatorPlan, args: Args, kwargs: Kwargs) -> list[Tensor]:
+        found: list[Tensor] = []
         for where in plan.written:
             if isinstance(where, str):
                 found.append(kwargs.get(where))
@@ -439,7 +441,7 @@ class ComputingShapes(Computing):
     ) -> Any:
         """Compute an operator that is ready and small enough, and note what is known now."""
         knowledge = self.knowledge
-        fresh: tuple[Any, ...] = ()
+        fresh: tuple[Tensor, ...] = ()
         if plan.fresh:
             many = len(plan.func._schema.returns) > 1
             fresh = tuple(tensors_in([out[i] for i in plan.fresh] if many else (out,)))
@@ -475,7 +477,7 @@ class ComputingShapes(Computing):
 
     def _captured(
         self, plan: OperatorPlan, ready: bool, key: Key | None, out: Any, args: Args,
-        kwargs: Kwargs, fresh: Any, written: Any,
+        kwargs: Kwargs, fresh: Sequence[Tensor], written: Sequence[Tensor],
     ) -> None:  # fmt: skip
         """Keep the call of a graph, for its replays; what they write is unknown if what it reads
         is.
@@ -504,7 +506,7 @@ class ComputingShapes(Computing):
             self.knowledge.forget_storage(key)
         return out
 
-    def _on_host(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    def _on_host(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> object:
         """An operator on the host alone."""
         if self.knowledge._host:
             ready = self._ready(plan, args, kwargs)
@@ -521,14 +523,14 @@ class ComputingShapes(Computing):
                     self.knowledge.learn(item)
         return out
 
-    def _inside(self, how: int, run: Callable[[], Any]) -> Any:
+    def _inside(self, how: int, run: Callable[[], _T]) -> _T:
         before = self._set(how)
         try:
             return run()
         finally:
             self._set(before)
 
-    def _whole(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    def _whole(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> object:
         there, ready = self._scan(plan, args, kwargs)
         if not there:
             return self._on_host(plan, func, args, kwargs)
@@ -574,7 +576,7 @@ class ComputingShapes(Computing):
             out.fill_(truth)
         return out
 
-    def _unscaled(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    def _unscaled(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> object:
         """Gradient scaling: unknown gradients are finite, so none is found that is not."""
         out = self._inside(INSIDE, lambda: func(*args, **kwargs))
         self.reads.notes["gradient scaling finds no overflow"] = None
@@ -582,7 +584,7 @@ class ComputingShapes(Computing):
             self.knowledge.forget(item)
         return out
 
-    def _reading(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    def _reading(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> object:
         if plan.name in MASKED and not masked(args):
             return self._whole(plan, func, args, kwargs)
         there, ready = self._scan(plan, args, kwargs)
@@ -594,7 +596,7 @@ class ComputingShapes(Computing):
         out = self._inside(BETWEEN, lambda: self._parts(plan, func, args, kwargs))
         return self._settle(plan, ready, key, out, args, kwargs)
 
-    def _counting(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    def _counting(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> object:
         if self.capture is not None:
             return func(*args, **kwargs)
         if not (self._ready(plan, args, kwargs) and self._spend(plan, args, kwargs, ())):
@@ -606,7 +608,7 @@ class ComputingShapes(Computing):
             self.knowledge.learn(item)
         return out
 
-    def _largest(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    def _largest(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> object:
         """An operator that counts elements which are unknown, with its largest result."""
         why, counts = LARGEST[plan.name]
         self.reads.largest(why)
@@ -618,7 +620,7 @@ class ComputingShapes(Computing):
             self.skipping.forget()
         return self._settle(plan, False, None, out, args, kwargs)
 
-    def _copying(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    def _copying(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> object:
         there, ready = self._scan(plan, args, kwargs)
         if not there:
             return self._on_host(plan, func, args, kwargs)
@@ -638,7 +640,9 @@ class ComputingShapes(Computing):
         with self.below():
             return _made_of_unknown(self.aliases.of(tensor) if tensor.is_cuda else tensor)
 
-    def _exchanging(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    def _exchanging(
+        self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs
+    ) -> object:
         """What is received is known if it was where it was sent."""
         read, written = read_and_written(func, args, kwargs)
         if not any(item.is_cuda for item in (*read, *written)):
@@ -668,7 +672,7 @@ class ComputingShapes(Computing):
                 knowledge.learn(item)
         return out
 
-    def _captured_exchange(self, plan: OperatorPlan, ready: bool, written: list[Any]) -> None:
+    def _captured_exchange(self, plan: OperatorPlan, ready: bool, written: list[Tensor]) -> None:
         """Keep a collective of a graph, for its replays."""
         numbers = self.exchanged.captured()
         known = ready and self.everything and bool(numbers)
@@ -693,7 +697,7 @@ class ComputingShapes(Computing):
             else:
                 self.knowledge.forget(item)
 
-    def replay(self, calls: Iterable[Any]) -> None:
+    def replay(self, calls: Iterable[Recorded]) -> None:
         self._lost = False
         super().replay(calls)
 
@@ -710,20 +714,24 @@ class ComputingShapes(Computing):
             for storage in collective.written:
                 self.knowledge.forget_storage(storage.cdata)
 
-    def _flattening(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    def _flattening(
+        self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs
+    ) -> object:
         if not self._ready(plan, args, kwargs):
             return self._inside(INSIDE, lambda: func(*args, **kwargs))
         out = super()._flattening(plan, func, args, kwargs)
         self.knowledge.learn(out)
         return out
 
-    def _scalar(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    def _scalar(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> object:
         tensor = args[0]
         if self.capture is not None or self.knowledge.known(tensor):  # a capture refuses it
             return func(*args, **kwargs)
         return self.reads.scalar(tensor, self.knowledge.most(tensor))
 
-    def _answering(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    def _answering(
+        self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs
+    ) -> object:
         if self._ready(plan, args, kwargs):
             return super()._answering(plan, func, args, kwargs)
         self._inside(INSIDE, lambda: func(*args, **kwargs))

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
+from torch import Tensor
 from torch._ops import OpOverload
 
 from gpuprobe.native.values.draws import seed_of
 
 _aten: Final = torch.ops.aten
 _HALF: Final = (torch.float16, torch.bfloat16)
+_Results: TypeAlias = tuple[Tensor | None, ...]
 _INCLUDED: Final = torch._C._dispatch_tls_local_include_set()
 _EXCLUDED: Final = torch._C._dispatch_tls_local_exclude_set()
 """Of a thread that is in no operator and no mode, as the import is."""
@@ -34,7 +36,7 @@ def differentiable() -> Iterator[None]:
         yield
 
 
-def leaf(tensor: Any) -> Any:
+def leaf(tensor: Tensor | None) -> Tensor | None:
     """A copy that gradients are computed of."""
     return None if tensor is None else tensor.detach().clone().requires_grad_()
 
@@ -43,25 +45,27 @@ def leaf(tensor: Any) -> Any:
 
 
 def _convolution(
-    x: Any, weight: Any, padding: Any, stride: Any, dilation: Any, groups: int, *_: Any
-) -> Any:
+    x: Tensor, weight: Tensor, padding: Sequence[int], stride: Sequence[int],
+    dilation: Sequence[int], groups: int, *_: object,
+) -> Tensor:  # fmt: skip
     return _aten.convolution(
         x, weight, None, stride, padding, dilation, False, [0] * len(padding), groups
     )
 
 
 def _convolution_transpose(
-    x: Any, weight: Any, padding: Any, output_padding: Any, stride: Any, dilation: Any,
-    groups: int, *_: Any,
-) -> Any:  # fmt: skip
+    x: Tensor, weight: Tensor, padding: Sequence[int], output_padding: Sequence[int],
+    stride: Sequence[int], dilation: Sequence[int], groups: int, *_: object,
+) -> Tensor:  # fmt: skip
     return _aten.convolution(
         x, weight, None, stride, padding, dilation, True, output_padding, groups
     )
 
 
 def _convolution_relu(
-    x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int
-) -> Any:
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], groups: int,
+) -> Tensor:  # fmt: skip
     none = [0] * len(padding)
     return _aten.convolution(
         x, weight, bias, stride, padding, dilation, False, none, groups
@@ -69,30 +73,41 @@ def _convolution_relu(
 
 
 def _convolution_add_relu(
-    x: Any, weight: Any, z: Any, alpha: Any, bias: Any, stride: Any, padding: Any, dilation: Any,
-    groups: int,
-) -> Any:  # fmt: skip
+    x: Tensor, weight: Tensor, z: Tensor, alpha: float | None, bias: Tensor | None,
+    stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int,
+) -> Tensor:  # fmt: skip
     none = [0] * len(padding)
     made = _aten.convolution(x, weight, bias, stride, padding, dilation, False, none, groups)
     return made.add_(z, alpha=1 if alpha is None else alpha).relu_()
 
 
 def _depthwise(
-    x: Any, weight: Any, kernel: Any, bias: Any, stride: Any, padding: Any, dilation: Any
-) -> Any:
+    x: Tensor, weight: Tensor, kernel: Sequence[int], bias: Tensor | None, stride: Sequence[int],
+    padding: Sequence[int], dilation: Sequence[int],
+) -> Tensor:  # fmt: skip
     none = [0] * len(padding)
     return _aten.convolution(x, weight, bias, stride, padding, dilation, False, none, x.size(1))
 
 
+def _convolution_backward(grad: Any, x: Any, weight: Any, *rest: Any) -> Any:
+    """In fp16, the CPU's takes 15 times as long as in fp32, to which cuDNN's kernels add up too."""
+    if x.dtype is not torch.float16:
+        return _aten.convolution_backward.default(grad, x, weight, *rest)
+    made = _aten.convolution_backward.default(grad.float(), x.float(), weight.float(), *rest)
+    return tuple(None if one is None else one.half() for one in made)
+
+
 def _cudnn_batch_norm(
-    x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, factor: float, eps: float
-) -> Any:
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor,
+    training: bool, factor: float, eps: float,
+) -> _Results:  # fmt: skip
     return (*_batch_norm(x, weight, bias, mean, var, training, factor, eps), None)
 
 
 def _batch_norm(
-    x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float
-) -> Any:
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor,
+    training: bool, momentum: float, eps: float,
+) -> _Results:  # fmt: skip
     """Statistics are written in training alone."""
     out, *saved = _aten.native_batch_norm.default(
         x, weight, bias, mean, var, training, momentum, eps
@@ -101,35 +116,37 @@ def _batch_norm(
 
 
 def _cudnn_batch_norm_backward(
-    x: Any, grad: Any, weight: Any, mean: Any, var: Any, save_mean: Any, save_var: Any,
-    eps: float, reserve: Any,
-) -> Any:  # fmt: skip
+    x: Tensor, grad: Tensor, weight: Tensor | None, mean: Tensor, var: Tensor, save_mean: Tensor,
+    save_var: Tensor, eps: float, reserve: Tensor | None,
+) -> _Results:  # fmt: skip
     return _batch_norm_backward(
         grad, x, weight, mean, var, save_mean, save_var, True, eps, [True, True, True]
     )
 
 
 def _batch_norm_backward(
-    grad: Any, x: Any, weight: Any, mean: Any, var: Any, save_mean: Any, save_var: Any,
-    train: bool, eps: float, mask: Any, *_: Any,
-) -> Any:  # fmt: skip
+    grad: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, var: Tensor, save_mean: Tensor,
+    save_var: Tensor, train: bool, eps: float, mask: Sequence[bool], *_: object,
+) -> _Results:  # fmt: skip
     given = [grad, x, weight, mean, var, save_mean, save_var]
     if x.dtype in _HALF:  # statistics are in float32 on CUDA
         given = [None if item is None else item.float() for item in given]
     return _aten.native_batch_norm_backward.default(*given, train, eps, mask)
 
 
-def _stats(x: Any, eps: float) -> Any:
+def _stats(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     dims = [i for i in range(x.dim()) if i != 1]
     wide = x.float() if x.dtype in _HALF else x
     return wide.mean(dims), torch.rsqrt(wide.var(dims, correction=0) + eps)
 
 
-def _channels(x: Any, item: Any) -> Any:
+def _channels(x: Tensor, item: Tensor) -> Tensor:
     return item.view(1, -1, *[1] * (x.dim() - 2))
 
 
-def _batch_norm_elemt(x: Any, weight: Any, bias: Any, mean: Any, invstd: Any, eps: float) -> Any:
+def _batch_norm_elemt(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, invstd: Tensor, eps: float
+) -> Tensor:
     made = (x - _channels(x, mean)) * _channels(x, invstd)
     if weight is not None:
         made = made * _channels(x, weight)
@@ -137,9 +154,9 @@ def _batch_norm_elemt(x: Any, weight: Any, bias: Any, mean: Any, invstd: Any, ep
 
 
 def _batch_norm_gather(
-    x: Any, mean: Any, invstd: Any, running_mean: Any, running_var: Any, momentum: float,
-    eps: float, counts: Any,
-) -> Any:  # fmt: skip
+    x: Tensor, mean: Tensor, invstd: Tensor, running_mean: Tensor | None,
+    running_var: Tensor | None, momentum: float, eps: float, counts: Tensor | float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     if not isinstance(counts, torch.Tensor):
         counts = torch.full((mean.size(0),), float(counts), dtype=mean.dtype)
     share = counts.to(mean.dtype).view(-1, 1)
@@ -154,9 +171,9 @@ def _batch_norm_gather(
 
 
 def _batch_norm_backward_reduce(
-    grad: Any, x: Any, mean: Any, invstd: Any, weight: Any, g_input: bool, g_weight: bool,
-    g_bias: bool,
-) -> Any:  # fmt: skip
+    grad: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor | None, g_input: bool,
+    g_weight: bool, g_bias: bool,
+) -> _Results:  # fmt: skip
     dims = [i for i in range(x.dim()) if i != 1]
     g = grad.to(mean.dtype)
     sums = g.sum(dims)
@@ -165,8 +182,9 @@ def _batch_norm_backward_reduce(
 
 
 def _batch_norm_backward_elemt(
-    grad: Any, x: Any, mean: Any, invstd: Any, weight: Any, sums: Any, products: Any, count: Any
-) -> Any:
+    grad: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor | None, sums: Tensor,
+    products: Tensor, count: Tensor,
+) -> Tensor:  # fmt: skip
     total = count.sum().to(mean.dtype)
     factor = invstd if weight is None else invstd * weight
     part = grad - _channels(x, sums / total)
@@ -174,7 +192,9 @@ def _batch_norm_backward_elemt(
     return (part * _channels(x, factor)).to(x.dtype)
 
 
-def _rms_norm(x: Any, shape: Any, weight: Any, eps: float | None) -> Any:
+def _rms_norm(
+    x: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float | None
+) -> tuple[Tensor, Tensor]:
     wide = x.float() if x.dtype in _HALF else x
     dims = tuple(range(-len(shape), 0))
     eps = torch.finfo(wide.dtype).eps if eps is None else eps
@@ -183,7 +203,10 @@ def _rms_norm(x: Any, shape: Any, weight: Any, eps: float | None) -> Any:
     return (made if weight is None else made * weight).to(x.dtype), rstd
 
 
-def _rms_norm_backward(grad: Any, x: Any, shape: Any, rstd: Any, weight: Any, mask: Any) -> Any:
+def _rms_norm_backward(
+    grad: Tensor, x: Tensor, shape: Sequence[int], rstd: Tensor, weight: Tensor | None,
+    mask: Sequence[bool],
+) -> _Results:  # fmt: skip
     wide, g = x.to(rstd.dtype), grad.to(rstd.dtype)
     dims = tuple(range(-len(shape), 0))
     normal = wide * rstd
@@ -197,12 +220,12 @@ def _rms_norm_backward(grad: Any, x: Any, shape: Any, rstd: Any, weight: Any, ma
     )
 
 
-def _backward_of_norm(at: int, func: OpOverload) -> Callable[..., Any]:
+def _backward_of_norm(at: int, func: OpOverload) -> Callable[..., _Results]:
     """Statistics, at ``at`` and the next argument, in the input's dtype on the CPU, in float32 on
     CUDA for half precision: all in float32.
     """
 
-    def twin(*args: Any, **kwargs: Any) -> Any:
+    def twin(*args: Any, **kwargs: Any) -> _Results:
         given = [
             item.float() if isinstance(item, torch.Tensor) and item.dtype in _HALF else item
             for item in args
@@ -215,7 +238,9 @@ def _backward_of_norm(at: int, func: OpOverload) -> Callable[..., Any]:
 # --- recurrent networks
 
 
-def _lstm_cell(gates: Any, hidden: Any, cx: Any, b1: Any = None, b2: Any = None) -> Any:
+def _lstm_cell(
+    gates: Tensor, hidden: Tensor, cx: Tensor, b1: Tensor | None = None, b2: Tensor | None = None
+) -> _Results:
     total = gates + hidden
     if b1 is not None:
         total = total + b1 + b2
@@ -226,8 +251,9 @@ def _lstm_cell(gates: Any, hidden: Any, cx: Any, b1: Any = None, b2: Any = None)
 
 
 def _lstm_cell_backward(
-    grad_hy: Any, grad_cy: Any, cx: Any, cy: Any, workspace: Any, has_bias: bool
-) -> Any:
+    grad_hy: Tensor | None, grad_cy: Tensor | None, cx: Tensor, cy: Tensor, workspace: Tensor,
+    has_bias: bool,
+) -> _Results:  # fmt: skip
     i, f, g, o = workspace.chunk(4, 1)
     gh = torch.zeros_like(cy) if grad_hy is None else grad_hy
     gc = torch.zeros_like(cy) if grad_cy is None else grad_cy
@@ -240,10 +266,12 @@ def _lstm_cell_backward(
     return gates, gc * f, gates.sum(0) if has_bias else None
 
 
-def _gru_cell(gates: Any, hidden: Any, hx: Any, b1: Any = None, b2: Any = None) -> Any:
+def _gru_cell(
+    gates: Tensor, hidden: Tensor, hx: Tensor, b1: Tensor | None = None, b2: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     ri, zi, ni = gates.chunk(3, 1)
     rh, zh, nh = hidden.chunk(3, 1)
-    if b1 is not None:
+    if b1 is not None and b2 is not None:
         b_ri, b_zi, b_ni = b1.chunk(3)
         b_rh, b_zh, b_nh = b2.chunk(3)
         ri, zi, ni = ri + b_ri, zi + b_zi, ni + b_ni
@@ -254,7 +282,7 @@ def _gru_cell(gates: Any, hidden: Any, hx: Any, b1: Any = None, b2: Any = None) 
     return n + z * (hx - n), torch.cat((r, z, n, hx, nh), 1)
 
 
-def _gru_cell_backward(grad: Any, workspace: Any, has_bias: bool) -> Any:
+def _gru_cell_backward(grad: Tensor, workspace: Tensor, has_bias: bool) -> _Results:
     r, z, n, hx, nh = workspace.chunk(5, 1)
     gz = grad * (hx - n) * z * (1 - z)
     gn = grad * (1 - z) * (1 - n * n)
@@ -272,8 +300,9 @@ _GATES: Final = {0: 1, 1: 1, 2: 4, 3: 3}
 
 
 def _shaped(
-    x: Any, weights: Any, stride: int, mode: int, hidden: int, proj: int, bidirectional: bool
-) -> list[Any]:
+    x: Tensor, weights: Sequence[Tensor], stride: int, mode: int, hidden: int, proj: int,
+    bidirectional: bool,
+) -> list[Tensor]:  # fmt: skip
     """The weights in the shapes of the module's parameters. Autocasting passes parts of one buffer,
     which have only the numbers of elements (``_cudnn_rnn_cast_reflatten``).
     """
@@ -296,9 +325,10 @@ def _shaped(
 
 
 def _rnn(
-    x: Any, weights: Any, stride: int, hx: Any, cx: Any, mode: int, layers: int,
-    batch_first: bool, dropout: float, train: bool, bidirectional: bool, sizes: Any,
-) -> Any:  # fmt: skip
+    x: Tensor, weights: Sequence[Tensor], stride: int, hx: Tensor, cx: Tensor | None, mode: int,
+    layers: int, batch_first: bool, dropout: float, train: bool, bidirectional: bool,
+    sizes: Sequence[int],
+) -> _Results:  # fmt: skip
     run = getattr(torch, _MODES[mode])
     state = (hx, cx) if mode == 2 else hx
     biased = stride == 4 or stride == 5
@@ -315,13 +345,13 @@ def _rnn(
 
 
 _MOST_SEEDS: Final = 4096
-_seeds: OrderedDict[tuple[Any, ...], int] = OrderedDict()
+_seeds: OrderedDict[tuple[int, ...], int] = OrderedDict()
 """The seeds of the dropout between layers of recurrent networks, by what came out: the backward
 pass gets that, and not what cuDNN keeps of it in its reserve space."""
 _calls: Final = itertools.count(1)
 
 
-def _contents(out: Any) -> tuple[Any, ...]:
+def _contents(out: Tensor) -> tuple[int, ...]:
     """A key that differs between two outputs of a recurrent network."""
     parts = out.contiguous().view(torch.int16).flatten().to(torch.int64)
     place = torch.arange(1, parts.numel() + 1)
@@ -336,10 +366,11 @@ def _seeded(seed: int) -> Iterator[None]:
 
 
 def _cudnn_rnn(
-    x: Any, weights: Any, stride: int, buffer: Any, hx: Any, cx: Any, mode: int, hidden: int,
-    proj: int, layers: int, batch_first: bool, dropout: float, train: bool, bidirectional: bool,
-    sizes: Any, dropout_state: Any,
-) -> Any:  # fmt: skip
+    x: Tensor, weights: Sequence[Tensor], stride: int, buffer: Tensor | None, hx: Tensor,
+    cx: Tensor | None, mode: int, hidden: int, proj: int, layers: int, batch_first: bool,
+    dropout: float, train: bool, bidirectional: bool, sizes: Sequence[int],
+    dropout_state: Tensor | None,
+) -> _Results:  # fmt: skip
     given = _shaped(x, weights, stride, mode, hidden, proj, bidirectional)
     drops = bool(dropout and train and layers > 1)
     # As cuDNN's state, which torch seeds once: another seed in each call.
@@ -357,11 +388,12 @@ def _cudnn_rnn(
 
 
 def _cudnn_rnn_backward(
-    x: Any, weights: Any, stride: int, buffer: Any, hx: Any, cx: Any, output: Any, g_out: Any,
-    g_hy: Any, g_cy: Any, mode: int, hidden: int, proj: int, layers: int, batch_first: bool,
-    dropout: float, train: bool, bidirectional: bool, sizes: Any, dropout_state: Any,
-    reserve: Any, mask: Any,
-) -> Any:  # fmt: skip
+    x: Tensor, weights: Sequence[Tensor], stride: int, buffer: Tensor | None, hx: Tensor,
+    cx: Tensor | None, output: Tensor, g_out: Tensor | None, g_hy: Tensor | None,
+    g_cy: Tensor | None, mode: int, hidden: int, proj: int, layers: int, batch_first: bool,
+    dropout: float, train: bool, bidirectional: bool, sizes: Sequence[int],
+    dropout_state: Tensor | None, reserve: Tensor | None, mask: Sequence[bool],
+) -> _Results:  # fmt: skip
     drops = bool(dropout and train and layers > 1)
     seed = _seeds.get(_contents(output)) if drops else 0
     if seed is None:
@@ -400,17 +432,19 @@ def _cudnn_rnn_backward(
 # --- products
 
 
-def _product(plain: Any) -> Callable[..., Any]:
+def _product(plain: OpOverload) -> Callable[..., Tensor]:
     """A matrix product whose result has another dtype than its factors."""
 
-    def twin(*args: Any, **kwargs: Any) -> Any:
+    def twin(*args: Any, **kwargs: Any) -> Tensor:
         *tensors, dtype = args
         return plain(*(item.to(dtype) for item in tensors), **kwargs)
 
     return twin
 
 
-def _groups(a: Any, b: Any, offsets: Any, product: Callable[..., Any]) -> Any:
+def _groups(
+    a: Tensor, b: Tensor, offsets: Tensor, product: Callable[[Tensor, Tensor, int], Tensor]
+) -> Tensor:
     """The four shapes of ``_grouped_mm``: ``offsets`` are the ends of the groups."""
     if a.dim() == 3 and b.dim() == 3:
         return torch.stack([product(a[i], b[i], i) for i in range(a.size(0))])
@@ -430,15 +464,19 @@ def _groups(a: Any, b: Any, offsets: Any, product: Callable[..., Any]) -> Any:
     return torch.stack([product(a[:, span], b[span], i) for i, span in enumerate(spans)])
 
 
-def _grouped_mm(a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
+def _grouped_mm(
+    a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:  # fmt: skip
     made = _groups(a, b, offs, lambda x, y, _: torch.mm(x.float(), y.float()))
     return made if bias is None else made + bias
 
 
 def _scaled_mm(
-    a: Any, b: Any, scale_a: Any, scale_b: Any, bias: Any = None, scale_result: Any = None,
-    out_dtype: Any = None, use_fast_accum: bool = False,
-) -> Any:  # fmt: skip
+    a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None = None,
+    scale_result: Tensor | None = None, out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
+) -> Tensor:  # fmt: skip
     for scale, name in ((scale_a, "first"), (scale_b, "second")):
         if scale.dtype is not torch.float32 or (scale.numel() > 1 and scale.dim() != 2):
             raise NotImplementedError(f"block scales of the {name} factor")
@@ -457,37 +495,44 @@ def _scaled_mm(
 # --- the rest
 
 
-def _masked_scale(x: Any, mask: Any, scale: float) -> Any:
+def _masked_scale(x: Tensor, mask: Tensor, scale: float) -> Tensor:
     return x * mask.to(x.dtype) * scale
 
 
-def _fused_dropout(x: Any, p: float, generator: Any = None) -> Any:
+def _fused_dropout(
+    x: Tensor, p: float, generator: torch.Generator | None = None
+) -> tuple[Tensor, Tensor]:
     """The kept elements, divided by the share of them. ``p`` is that share."""
     kept = torch.rand(x.shape, generator=generator) < p
     return torch.where(kept, x / p if p else x * 0, torch.zeros((), dtype=x.dtype)), kept
 
 
-def _log_sigmoid(x: Any) -> Any:
+def _log_sigmoid(x: Tensor) -> _Results:
     """Without the buffer that the CPU keeps for the backward pass."""
     return _aten.log_sigmoid_forward.default(x)[0], None
 
 
-def _log_sigmoid_backward(grad: Any, x: Any, buffer: Any) -> Any:
+def _log_sigmoid_backward(grad: Tensor, x: Tensor, buffer: Tensor) -> Tensor:
     return _aten.log_sigmoid_backward.default(grad, x, x.abs().neg_().exp_())
 
 
-def _svd(a: Any, full: bool = False, vectors: bool = True, *, driver: Any = None) -> Any:
+def _svd(
+    a: Tensor, full: bool = False, vectors: bool = True, *, driver: str | None = None
+) -> _Results:
     return _aten._linalg_svd.default(a, full, vectors)
 
 
-def _least_squares(a: Any, b: Any, rcond: Any = None, *, driver: Any = None) -> Any:
+def _least_squares(
+    a: Tensor, b: Tensor, rcond: float | None = None, *, driver: str | None = None
+) -> _Results:
     return _aten.linalg_lstsq.default(a, b, rcond, driver="gels")
 
 
 def _embedding_bag(
-    weight: Any, indices: Any, offsets: Any, by_frequency: bool = False, mode: int = 0,
-    sparse: bool = False, factors: Any = None, include_last: bool = False, padding: int = -1,
-) -> Any:  # fmt: skip
+    weight: Tensor, indices: Tensor, offsets: Tensor, by_frequency: bool = False, mode: int = 0,
+    sparse: bool = False, factors: Tensor | None = None, include_last: bool = False,
+    padding: int = -1,
+) -> _Results:  # fmt: skip
     """The bag of each index always, a size for each offset, the largest indices only of maxima."""
     out, bags, sizes, largest = _aten._embedding_bag.default(
         weight, indices, offsets, by_frequency, mode, sparse, factors, include_last, padding
@@ -501,28 +546,28 @@ def _embedding_bag(
 
 
 def _embedding_bag_dense_backward(
-    grad: Any, indices: Any, bags: Any, sizes: Any, largest: Any, count: int, by_frequency: bool,
-    mode: int, factors: Any, padding: int = -1,
-) -> Any:  # fmt: skip
+    grad: Tensor, indices: Tensor, bags: Tensor, sizes: Sequence[int], largest: Tensor, count: int,
+    by_frequency: bool, mode: int, factors: Tensor | None, padding: int = -1,
+) -> Tensor:  # fmt: skip
     return _aten._embedding_bag_dense_backward.default(
         grad, indices, bags, sizes[: grad.size(0)], largest, count, by_frequency, mode, factors,
         padding,
     )  # fmt: skip
 
 
-def _grid_sampler(x: Any, grid: Any) -> Any:
+def _grid_sampler(x: Tensor, grid: Tensor) -> Tensor:
     return _aten.grid_sampler_2d.default(x, grid, 0, 0, True)
 
 
-def _grid_sampler_backward(x: Any, grid: Any, grad: Any) -> Any:
+def _grid_sampler_backward(x: Tensor, grid: Tensor, grad: Tensor) -> _Results:
     return _aten.grid_sampler_2d_backward.default(grad, x, grid, 0, 0, True, [True, True])
 
 
-def _affine_grid(theta: Any, n: int, c: int, h: int, w: int) -> Any:
+def _affine_grid(theta: Tensor, n: int, c: int, h: int, w: int) -> Tensor:
     return _aten.affine_grid_generator.default(theta, [n, c, h, w], True)
 
 
-def _affine_grid_backward(grad: Any, n: int, c: int, h: int, w: int) -> Any:
+def _affine_grid_backward(grad: Tensor, n: int, c: int, h: int, w: int) -> Tensor:
     with differentiable():
         theta = torch.zeros((n, 2, 3), dtype=grad.dtype, requires_grad=True)
         made = _aten.affine_grid_generator.default(theta, [n, c, h, w], True)
@@ -530,9 +575,9 @@ def _affine_grid_backward(grad: Any, n: int, c: int, h: int, w: int) -> Any:
 
 
 def _ctc(
-    log_probs: Any, targets: Any, inputs: Any, lengths: Any, blank: int = 0,
+    log_probs: Tensor, targets: Tensor, inputs: Tensor, lengths: Tensor, blank: int = 0,
     deterministic: bool = False, zero_infinity: bool = False,
-) -> Any:  # fmt: skip
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """cuDNN's returns the gradient as well."""
     with differentiable():
         given = leaf(log_probs)
@@ -541,26 +586,30 @@ def _ctc(
     return loss.detach(), grad
 
 
-def _histc(x: Any, bins: int = 100, low: Any = 0, high: Any = 0) -> Any:
+def _histc(x: Tensor, bins: int = 100, low: float = 0, high: float = 0) -> Tensor:
     """Whole numbers are counted on CUDA alone."""
     if x.is_floating_point():
         return _aten.histc.default(x, bins, low, high)
     return _aten.histc.default(x.double(), bins, low, high).to(x.dtype)
 
 
-def _nansum(x: Any, dims: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+def _nansum(
+    x: Tensor, dims: Sequence[int] | None = None, keepdim: bool = False, *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:  # fmt: skip
     if not x.is_complex():
         return _aten.nansum.default(x, dims, keepdim, dtype=dtype)
     return torch.where(x.isnan(), 0, x).sum(dims or tuple(range(x.dim())), keepdim, dtype=dtype)
 
 
-TWINS: Final[dict[str, Callable[..., Any]]] = {
+TWINS: Final[dict[str, Callable[..., Tensor | _Results]]] = {
     "cudnn_convolution.default": _convolution,
     "cudnn_convolution_transpose.default": _convolution_transpose,
     "cudnn_convolution_relu.default": _convolution_relu,
     "cudnn_convolution_add_relu.default": _convolution_add_relu,
     "_conv_depthwise2d.default": _depthwise,
     "conv_depthwise3d.default": _depthwise,
+    "convolution_backward.default": _convolution_backward,
     "cudnn_batch_norm.default": _cudnn_batch_norm,
     "cudnn_batch_norm_backward.default": _cudnn_batch_norm_backward,
     "native_batch_norm.default": _batch_norm,

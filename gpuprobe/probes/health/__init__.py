@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 from gpuprobe.probes.health import devices, driver, environment, sharing
-from gpuprobe.probes.health.base import HealthCheck, MachineFacts, Outcome, examine
-
-__all__ = ["CHECKS", "RULES", "HealthCheck", "MachineFacts", "Outcome", "examine"]
+from gpuprobe.probes.health.base import HealthCheck
 
 CHECKS: tuple[HealthCheck, ...] = tuple(
     sorted(

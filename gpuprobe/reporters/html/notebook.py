@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from gpuprobe.allocator.results import ReplayResult
-from gpuprobe.analysis.baseline import CheckResult
+from gpuprobe.analysis.baseline.model import CheckResult
 from gpuprobe.analysis.compare.diff import Diff
 from gpuprobe.analysis.inspection.tracks import Track
 from gpuprobe.hazards.findings.results import Hazards

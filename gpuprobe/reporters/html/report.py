@@ -19,7 +19,7 @@ from importlib.resources import files
 from typing import IO, Any
 
 from gpuprobe._version import __version__
-from gpuprobe.analysis.baseline import CheckResult
+from gpuprobe.analysis.baseline.model import CheckResult
 from gpuprobe.analysis.compare.diff import Diff
 from gpuprobe.analysis.inspection.tracks import Track
 from gpuprobe.analysis.peak.flame import FlameNode

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Generic, TextIO, TypeVar
 
-from gpuprobe.analysis.baseline import CheckResult, MetricResult, Setting
 from gpuprobe.analysis.baseline.check import ENVIRONMENT, INCOMPLETE, regression
+from gpuprobe.analysis.baseline.model import CheckResult, MetricResult, Setting
 from gpuprobe.analysis.compare.diff import BY, DiffRow
 from gpuprobe.model.findings import Finding, Fix
 from gpuprobe.model.io.encoder import keys

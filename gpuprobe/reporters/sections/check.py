@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from gpuprobe.analysis.baseline import CheckResult, MetricResult
 from gpuprobe.analysis.baseline.check import ANOTHER_MODEL, ENVIRONMENT, INCOMPLETE
+from gpuprobe.analysis.baseline.model import CheckResult, MetricResult
 from gpuprobe.analysis.compare.diff import DiffRow, rows_by_need
 from gpuprobe.analysis.repeats import change_groups
 from gpuprobe.model.findings import Level

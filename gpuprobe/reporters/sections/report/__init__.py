@@ -25,13 +25,10 @@ from gpuprobe.reporters.sections.parts import (
 )
 from gpuprobe.reporters.sections.report.failures import (
     ended_out_of_memory,
-    estimate_command,
-    estimate_reason,
     failure_sections,
 )
 from gpuprobe.reporters.sections.report.head import (
     STATUS,
-    head_of,
     head_section,
     main_cause,
 )
@@ -59,18 +56,6 @@ from gpuprobe.reporters.sections.report.steps import (
 )
 from gpuprobe.reporters.sections.step_time import step_time_sections
 from gpuprobe.step_time.recorded import NO_WORK
-
-__all__ = [
-    "ended_out_of_memory",
-    "estimate_command",
-    "estimate_reason",
-    "facts",
-    "head_of",
-    "headline",
-    "main_cause",
-    "outcome",
-    "report_sections",
-]
 
 _FEW_ADVICE = 3
 _FEW_CAUSES = 2
