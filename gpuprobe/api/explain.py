@@ -70,6 +70,7 @@ from gpuprobe.causes.recorded import (
     replayed,
     unneeded,
 )
+from gpuprobe.causes.replays import Smaller, by_graph
 from gpuprobe.causes.rules import graphs
 from gpuprobe.causes.rules.fragments import FRAGMENTS
 from gpuprobe.causes.rules.holders import late_variable
@@ -81,8 +82,9 @@ from gpuprobe.model.io.codec import from_plain
 from gpuprobe.model.io.files import read_regular
 from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.place import Place
-from gpuprobe.model.run.holders import Holder
+from gpuprobe.model.run.holders import Holder, HolderRoot
 from gpuprobe.model.run.recording import Recording
+from gpuprobe.model.run.session import ProgramError
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import LineNumber, Unavailable
@@ -131,6 +133,8 @@ _AS_MUCH: Final = 1.1
 """How many times the replayed peak the tried one may be: otherwise the edit may have the wrong
 place."""
 _NO_EDIT: Final = Unavailable("no edit is made for this")
+_TENSOR: Final = "Tensor"
+"""The type of a variable that only an assignment stores anything in."""
 _LEAST_STEPS: Final = 12
 """Training steps that are run of a longer program: most growth shows in these."""
 _EPOCH: Final = 0.1
@@ -315,11 +319,40 @@ class _Explaining:
     # -- the runs
 
     def _recorded(self) -> Recording:
-        """The recording of the program until it ends, or is stopped."""
+        """The recording of the program until it ends, or is stopped. One that fails is run again
+        with all values computed: it may have failed by one that was not.
+        """
         seconds = _OF_THE_FIRST_RUN * self._budget
         self._notify(f"running the program, for at most {seconds:g} s")
-        path = self._folder / "first.gpuprobe"
-        done = self._run(path, endless=False, until=self._began + seconds)
+        try:
+            return self._first_run("first.gpuprobe", seconds)
+        except ProgramFailed as failed:
+            seconds = float(int(_OF_THE_FIRST_RUN * (self._until - time.monotonic())))
+            if self._subject.compute != "auto" or seconds < 1:
+                raise
+            self._notify(
+                f"it failed: running it again, for at most {seconds:g} s, with all values computed"
+            )
+            self._subject = replace(self._subject, compute="real")
+            try:
+                return self._first_run("computed.gpuprobe", seconds)
+            except ProgramFailed:
+                if (self._folder / "computed.gpuprobe").exists():
+                    raise
+                raise failed from None  # too much to compute
+            except UsageError:  # no step in this time
+                raise ProgramFailed(
+                    f"{failed}; it may have failed by a value that was not computed: {seconds:g} s "
+                    "were too little to compute all",
+                    hint=f"give it more: --compute real --budget {4 * self._budget:g}",
+                ) from None
+
+    def _first_run(self, name: str, seconds: float) -> Recording:
+        """The recording of a run that is stopped after so long. Raises ProgramFailed if the program
+        fails for another reason than the GPU's memory, UsageError if it has made no step then.
+        """
+        path = self._folder / name
+        done = self._run(path, endless=False, until=time.monotonic() + seconds)
         try:
             recording = load(path) if path.exists() else None
         except DataError:  # nothing was written yet
@@ -351,7 +384,7 @@ class _Explaining:
             self._ended, self._detail = RunEnd.OUT_OF_MEMORY, error.message
             return recording
         if done.returncode or recording is None:
-            raise _failed(done)
+            raise _failed(done, error)
         return recording
 
     def _again(self) -> Recording | None:
@@ -487,7 +520,7 @@ class _Explaining:
                 group = helped if made is not None else refuted if tried.refuted else others
             if _saved_bytes(effect) < _LEAST_BYTES:
                 continue
-            kept_at = _stored_at(one, files_of(one, self._script))
+            kept_at = _stored_at(one, self._script)
             if made is not None or kept_at is None or one.kept_at is not None:
                 kept_at = _kept_at(one, edits, made) or kept_at
             group.append(cause_of(_with_stored_name(one, kept_at), effect, kept_at))
@@ -734,12 +767,27 @@ def _kept_at(
     return lines.pop() if len(lines) == 1 else found.kept_at
 
 
-def _stored_at(diagnosed: Diagnosed, files: Sequence[str]) -> Place | None:
-    """The line that stores what holds the memory, if only one line of these files does."""
-    name = stored_name(diagnosed.group.holder)
-    for path in files if name else ():
+def _stored_at(diagnosed: Diagnosed, script: str) -> Place | None:
+    """The line that stores what holds the memory, if only one line of its files does. None where
+    memory is smaller with the remedy: a graph holds it then, and should.
+    """
+    holder = diagnosed.group.holder
+    name = stored_name(holder)
+    if holder is None or not name:
+        return None
+    if isinstance(diagnosed.replay, Smaller) and by_graph(holder):
+        return None
+    files, function = files_of(diagnosed, script), None
+    first = holder.path[0] if holder.path else None
+    if first is not None and (first.label, first.kind) == (name, _TENSOR):
+        # Other variables may have the name.
+        if holder.root is HolderRoot.LOCAL and holder.file:
+            files, function = [holder.file], holder.function
+        elif holder.root is HolderRoot.GLOBAL:
+            files, function = [script] if script else files, ""
+    for path in files:
         text = _text(path)
-        line = 0 if text is None else storing_line(text, name)
+        line = 0 if text is None else storing_line(text, name, function)
         if line:
             return Place(path, LineNumber(line))
     return None
@@ -797,8 +845,12 @@ def _traces(site: PeakSite) -> list[MemoryTrace]:
     ]
 
 
-def _failed(done: subprocess.CompletedProcess[str]) -> ProgramFailed:
-    last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "")
+def _failed(done: subprocess.CompletedProcess[str], error: ProgramError | None) -> ProgramFailed:
+    """``error``: how the program ended, by the recording."""
+    if error is None:
+        last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "")
+    else:
+        last = f"{error.type}: {error.message}".partition("\n")[0]
     # `gpuprobe run` ends so after an exception, with which Python itself would end with 1.
     what = "failed" if done.returncode == _RAISED else f"ended with code {done.returncode}"
     return ProgramFailed(

@@ -166,7 +166,8 @@ class RunResult(NamedTuple):
     program started (``torch.multiprocessing.spawn``, or processes that joined a process group);
     ``children``: the number of processes that the program started and that used a GPU, without
     those of ``torch.multiprocessing.spawn``; ``uses_cost``: what noting the uses of memory has cost
-    in this process, if that was requested.
+    in this process, if that was requested; ``decided``: of a program that failed, the first line
+    that decided by a value which the simulated GPU had not computed, as ``file:line``.
     """
 
     exit_code: int
@@ -176,6 +177,7 @@ class RunResult(NamedTuple):
     spawned: tuple[Path, ...] = ()
     children: int = 0
     uses_cost: UsesCost | None = None
+    decided: str = ""
 
 
 def default_output(name: str, *, module: bool = False, replace: bool = False) -> Path:
@@ -342,7 +344,13 @@ def run(
             text = f"--compute {compute}: {result.error}"
             raise EnvironmentUnavailable(text, hint="--compute auto")
         assumed = dict.fromkeys((*session.assumed, *result.assumed))
-        return result._replace(assumed=tuple(assumed))
+        result = result._replace(assumed=tuple(assumed))
+        if not isinstance(result.error, Exception):
+            return result
+        from gpuprobe.sampler.failures import program_error
+
+        known = program_error(result.error).out_of_memory
+        return result if known else result._replace(decided=session.unknown_read()[0])
     return recorded(None)
 
 

@@ -8,11 +8,14 @@ suggestion has its evidence. They are sorted by the amount of memory that they a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from gpuprobe.analysis.peak.needs import Biographies, needed_at
 from gpuprobe.analysis.peak.peaks import HighWater, PeakSite, Share, by_category, by_line, window_of
+from gpuprobe.analysis.trace.categories import categories
+from gpuprobe.causes.live_memory import STATE, LiveMemory
 from gpuprobe.errors import DataError
 from gpuprobe.model.findings import Level
 from gpuprobe.model.memory import Category
@@ -30,6 +33,7 @@ RULES = tuple(
         ("expandable-segments", "Much reserved memory is not allocated"),
         ("graph-pools", "Free memory is in private pools of CUDA graphs"),
         ("checkpoint", "Activations dominate the peak, and none are recomputed"),
+        ("chunked-loss", "Logits and what the loss makes of them dominate the peak"),
         ("smaller-batch", "Activations dominate the peak"),
         ("temporaries", "Temporary tensors take a large part of the peak"),
         ("optimizer-state", "Optimizer state takes a large part of the peak"),
@@ -63,14 +67,18 @@ class AdviceFacts:
     when: str = "the peak"
     trains: bool = True
     shares: dict[Category, int] = field(init=False, default_factory=dict)
+    loss: Mapping[Category, int] = field(init=False, default_factory=dict)
+    """The part of ``shares`` that has as many elements as the log-probabilities of a loss."""
     needed: bool = field(init=False, default=False)
     """Whether ``shares`` has only what the program needs then: the rest has causes."""
 
     def __post_init__(self) -> None:
         if isinstance(self.mark, Unavailable):
             return
-        if Biographies(self.mark.ledger).traced:
+        lives = Biographies(self.mark.ledger)
+        if lives.traced:
             self.needed = True
+            self.loss = _of_a_loss(lives, self.mark.event)
             self.mark = _chosen(self.mark, needed_at(self.mark.ledger, self.mark.event))
         self.shares = {Category(s.key): s.bytes for s in by_category(self.mark)}
 
@@ -135,6 +143,37 @@ def _chosen(mark: HighWater, rows: Sequence[int]) -> HighWater:
         column = getattr(mark, name)
         selected[name] = type(column)(column.typecode, [column[i] for i in rows])
     return replace(mark, allocated=sum(selected["size"]), **selected)
+
+
+_LOG_SOFTMAX: Final = "_log_softmax"
+
+
+def _of_a_loss(lives: Biographies, event: int) -> dict[Category, int]:
+    """The bytes, by category, of needed blocks just after ``event`` that have an element for each
+    element of a log-softmax of the trace: logits, their conversions and their gradients.
+    """
+    live = LiveMemory(lives, event)
+    made, width, requested = live.column("made_name"), live.column("width"), live.ledger.requested
+    strings = live.ledger.trace.stacks.strings
+    if _LOG_SOFTMAX not in strings:
+        return {}
+    name = strings.index(_LOG_SOFTMAX)
+    numbers = {
+        requested[row] // width[row]
+        for row in range(len(made))
+        if made[row] == name and width[row] and live.for_backward(row)
+    }
+    rows = [
+        row
+        for row, need in live.needs.items()
+        if not need.needless and width[row] and requested[row] // width[row] in numbers
+    ]
+    found: dict[Category, int] = {}
+    for row, code in zip(rows, categories(live.ledger, rows), strict=True):
+        category = Category.from_code(code)
+        if category not in STATE:
+            found[category] = found.get(category, 0) + live.size[row]
+    return found
 
 
 def _fragmented(evidence: AdviceFacts) -> Iterator[Suggestion]:
@@ -257,7 +296,9 @@ def _activations(evidence: AdviceFacts) -> Iterator[Suggestion]:
     reason = f"activations are {evidence.part(count, share)}"
     if line is not None:
         reason += f", {human_bytes(line.bytes)} of them allocated at {line.key}"
-    if not evidence.has_code_of("torch/utils/checkpoint.py"):
+    of_blocks = count - evidence.loss.get(Category.ACTIVATION, 0)
+    dominate = of_blocks >= _DOMINATES * sum(evidence.shares.values())
+    if dominate and not evidence.has_code_of("torch/utils/checkpoint.py"):
         yield Suggestion(
             "checkpoint",
             "Use activation checkpointing for the modules with the most activations.",
@@ -272,6 +313,25 @@ def _activations(evidence: AdviceFacts) -> Iterator[Suggestion]:
         reason,
         count // 2,
     )
+
+
+def _loss(evidence: AdviceFacts) -> Iterator[Suggestion]:
+    count, total = sum(evidence.loss.values()), sum(evidence.shares.values())
+    if not evidence.trains or not count or count < _DOMINATES * total:
+        return
+    yield Suggestion(
+        "chunked-loss",
+        "Compute the loss in chunks, from what the last layer gets, and recompute each in the "
+        "backward pass; or use a fused linear cross entropy (Liger Kernel). Logits and gradients "
+        "exist for one chunk then; checkpoints of layers keep them.",
+        "sum(checkpoint(part, h, t, use_reentrant=False) for h, t in "
+        "zip(hidden.chunk(8), targets.chunk(8)))",
+        f"logits, and what the loss makes of them, are {evidence.part(count, count / total)}",
+        count - count // _CHUNKS,
+    )
+
+
+_CHUNKS: Final = 8
 
 
 def _temporaries(evidence: AdviceFacts) -> Iterator[Suggestion]:
@@ -347,6 +407,7 @@ def _untraced(evidence: AdviceFacts) -> Iterator[Suggestion]:
 _RULES: tuple[Callable[[AdviceFacts], Iterator[Suggestion]], ...] = (
     _fragmented,
     _activations,
+    _loss,
     _temporaries,
     _optimizer_state,
     _unused_gpu,

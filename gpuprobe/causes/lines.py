@@ -5,7 +5,7 @@ its backward pass, and capture a CUDA graph.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpuprobe.remedies.text import FUNCTIONS, LOOPS, ProgramText
@@ -16,12 +16,44 @@ _STORING: Final = frozenset(
 _CONTAINERS: Final = frozenset(("dict", "list", "set", "deque", "defaultdict", "OrderedDict"))
 
 
-def storing_line(text: ProgramText, name: str) -> int:
+def storing_line(text: ProgramText, name: str, function: str | None = None) -> int:
     """The only line of a file that stores a computed value under a name: a variable, an attribute,
-    or an element of a container of this name. 0 if there is none, or several.
+    or an element of a container of this name. 0 if there is none, or several. ``function``: the
+    one of the variable, if that is not a container; ``""`` for a global. By default, anything with
+    the name counts.
     """
-    stored = set(_elements(text.tree, name)) or set(_assigned(text.tree, name))
+    if function is None:
+        stored = set(_elements(text.tree, name)) or set(_assigned(ast.walk(text.tree), name))
+    else:
+        stored = set(_assigned(_in_scope(text.tree, function, name), name))
     return stored.pop() if len(stored) == 1 else 0
+
+
+def _in_scope(tree: ast.Module, function: str, name: str) -> Iterator[ast.AST]:
+    """The nodes of the functions of a name; for ``""`` of the module, and of functions in which the
+    variable is its.
+    """
+    functions = [node for node in ast.walk(tree) if isinstance(node, FUNCTIONS)]
+    scopes: list[ast.AST] = [node for node in functions if node.name == function]
+    if not function:
+        uses = [node for node in functions if any(_of_module(one, name) for one in _inside(node))]
+        scopes = [tree, *uses]
+    for scope in scopes:
+        yield from _inside(scope)
+
+
+def _inside(scope: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a function, or of a module, without those of the functions inside."""
+    ready = list(ast.iter_child_nodes(scope))
+    while ready:
+        node = ready.pop()
+        if not isinstance(node, (*FUNCTIONS, ast.Lambda, ast.ClassDef)):
+            yield node
+            ready += ast.iter_child_nodes(node)
+
+
+def _of_module(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Global) and name in node.names
 
 
 def stored_as(text: ProgramText, line: int, name: str) -> str:
@@ -89,21 +121,21 @@ def loop_line(text: ProgramText, line: int) -> int:
 
 
 def _elements(tree: ast.AST, name: str) -> Iterator[int]:
-    """Lines that store an element in a container of this name."""
+    """Lines that store an element in a container of this name: no constant."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             if node.func.attr in _STORING and _name(node.func.value) == name:
                 yield node.lineno
-        elif isinstance(node, (ast.Assign, ast.AugAssign)):
+        elif isinstance(node, (ast.Assign, ast.AugAssign)) and not _is_empty(node.value):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             for target in targets:
                 if isinstance(target, ast.Subscript) and _name(target.value) == name:
                     yield node.lineno
 
 
-def _assigned(tree: ast.AST, name: str) -> Iterator[int]:
+def _assigned(nodes: Iterable[ast.AST], name: str) -> Iterator[int]:
     """Lines that assign a value to this name: no constant, and no empty container."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if not isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)) or node.value is None:
             continue
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]

@@ -125,6 +125,26 @@ class LiveMemory:
         return {number: row for row, number in enumerate(self.lives.made) if number}
 
     @cached_property
+    def _used_first_by(self) -> Mapping[int, list[int]]:
+        """By the number of an operator, the rows that no operator has used before it."""
+        used: dict[int, list[int]] = {}
+        for row, number in enumerate(self.lives.first):
+            if number:
+                used.setdefault(number, []).append(row)
+        return used
+
+    def operands(self, row: int) -> set[int]:
+        """The rows that a row was computed from; empty if they are unknown. The trace has one of
+        them by row, and of each the first operator that used it.
+        """
+        source = self.source(row)
+        found = {*self._used_first_by.get(self.lives.made[row], ())} - {row}
+        if source is not None:
+            found.add(source)
+        read = sum(self.ledger.requested[operand] for operand in found)
+        return found if read == self.column("inputs")[row] else set()
+
+    @cached_property
     def products(self) -> Mapping[int, list[int]]:
         """By row, those that were mostly computed from it."""
         return self._referring("source")

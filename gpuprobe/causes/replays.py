@@ -175,11 +175,11 @@ class FreedEarly:
             own, other = holders.get(row), others.get(row)
             if own is not None and own.root is HolderRoot.CACHE:  # a limited one has one result
                 newest[kinds[row]] = max(row, newest.get(kinds[row], row), key=made.__getitem__)
-            if remedy is not Remedy.RELEASED and own is not None and not _by_graph(own):
+            if remedy is not Remedy.RELEASED and own is not None and not by_graph(own):
                 yield row  # the tensor itself is kept
-            elif other is None or (remedy is Remedy.NO_GRAPH and _by_graph(other)):
+            elif other is None or (remedy is Remedy.NO_GRAPH and by_graph(other)):
                 continue
-            elif remedy is Remedy.DETACHED and _by_graph(other):
+            elif remedy is Remedy.DETACHED and by_graph(other):
                 if self._in_undetached_graph(row):
                     yield row
             else:
@@ -192,7 +192,7 @@ class FreedEarly:
     def _is_kept(self, row: int) -> bool:
         """Whether something that the remedy does not change keeps a row at the peak."""
         known = (self._holders.get(row), self._others.get(row))
-        return any(one is not None and not _by_graph(one) for one in known)
+        return any(one is not None and not by_graph(one) for one in known)
 
     def _in_undetached_graph(self, row: int) -> bool:
         """Whether other tensors' graphs keep a row though what this holder keeps is detached, of
@@ -212,7 +212,7 @@ class FreedEarly:
         ends = {lives.operator_at(self._event)}
         for known in (self._holders, self._others):
             for row, holder in known.items():
-                if _by_graph(holder) or not holder.graphs:
+                if by_graph(holder) or not holder.graphs:
                     continue
                 if holder.owner in owners:
                     detached.add(kinds[row])
@@ -241,7 +241,7 @@ class FreedEarly:
                 continue
             holder = self._others.get(row) or self._holders.get(row)
             no_graph = self._remedy is Remedy.NO_GRAPH and holder is not None
-            if need.needless and not (no_graph and _by_graph(holder)):
+            if need.needless and not (no_graph and by_graph(holder)):
                 held[kind] = max(held[kind], now - made[row])
         return held
 
@@ -303,7 +303,7 @@ class FreedEarly:
             following[kind] = starts[row]
 
 
-def _by_graph(holder: Holder | None) -> bool:
+def by_graph(holder: Holder | None) -> bool:
     """Whether a graph keeps the memory for its backward pass, and no tensor."""
     return holder is not None and holder.kept in (Kept.SAVED, Kept.VARIABLE)
 

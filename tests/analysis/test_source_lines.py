@@ -65,6 +65,28 @@ def test_the_name_by_which_a_line_stores(name: str, part: str, expected: str) ->
     assert stored_as(TEXT, line_of(part), name) == expected
 
 
+def test_a_variable_is_stored_in_its_function() -> None:
+    """Also where a function of the same file has a variable of the same name."""
+    text = ProgramText("train.py", OF_TWO_FUNCTIONS.encode())
+    lines = OF_TWO_FUNCTIONS.splitlines()
+    assert storing_line(text, "logits") == 0
+    assert lines[storing_line(text, "logits", "") - 1] == "logits, loss = model(x)"
+    assert lines[storing_line(text, "logits", "sample") - 1].endswith("logits = model(x)[0][:, -1]")
+    assert storing_line(text, "logits", "other") == 0
+    assert lines[storing_line(text, "last", "") - 1].endswith("last = x.exp()")
+
+
+OF_TWO_FUNCTIONS = """\
+def sample(model, x):
+    global last
+    logits = model(x)[0][:, -1]
+    logits[logits < 0] = -float("inf")
+    last = x.exp()
+
+logits, loss = model(x)
+"""
+
+
 @pytest.mark.parametrize("name", ["twice", "unknown"])
 def test_several_lines_or_none_are_no_line(name: str) -> None:
     assert storing_line(TEXT, name) == 0

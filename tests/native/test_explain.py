@@ -643,6 +643,63 @@ def test_what_an_optimizer_needs_without_foreach(tmp_path: Path, kind: str) -> N
     assert abs(difference) < 0.001 * measured["allocated"]
 
 
+def test_gradients_that_are_freed_earlier_are_there_for_the_whole_step_of_the_optimizer(
+    tmp_path: Path,
+) -> None:
+    """It reads them before it makes its largest temporaries, and they are freed when it returns."""
+    program = """\
+import torch
+
+layers = []
+for _ in range(8):
+    layers += [torch.nn.Linear(1024, 1024), torch.nn.GELU()]
+    layers += [torch.nn.Linear(1024, 1024), torch.nn.GELU(), torch.nn.GELU()]
+net = torch.nn.Sequential(*layers).cuda()
+optimizer = torch.optim.RMSprop(net.parameters(), momentum=0.9, weight_decay=0.1, foreach=True)
+for step in range(4):
+    loss = net(torch.randn(1024, 1024, device="cuda")).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+print(torch.cuda.max_memory_allocated())
+"""
+    _, found = explain(tmp_path, program)
+    first = found["causes"][0]
+    assert first["rule"] == "late-zero-grad"
+    zero, step = "    optimizer.zero_grad()\n", "    optimizer.step()\n"
+    (tmp_path / "fixed.py").write_text(program.replace(zero, "").replace(step, step + zero))
+    done = gpuprobe("run", "--gpu", "t4", "--quiet", "fixed.py", cwd=tmp_path)
+    measured = int(done.stdout.splitlines()[-1])
+    assert abs(first["effect"]["after"] - measured) < 0.01 * measured
+
+
+def test_a_program_that_fails_by_a_value_is_run_again_with_all_values(tmp_path: Path) -> None:
+    program = """\
+import torch
+
+big = torch.ones(70 << 20, device="cuda")  # more than is computed on the way
+net = torch.nn.Linear(512, 512).cuda()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+kept = []
+for step in range(4):
+    x = torch.randn(1 << 14, 512, device="cuda")
+    loss = net(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    kept.append({5: x}[int(big[:5].sum())])
+"""
+    done, found = explain(tmp_path, program, "--compute", "auto")
+    assert "it failed: running it again" in done.stderr
+    assert (done.returncode, found["ended"]) == (1, "complete")
+    assert "kept" in " ".join(cause["sentence"] for cause in found["causes"])
+    wrong = "raise ValueError('unknown\\nmore')"
+    (tmp_path / "wrong.py").write_text(f"import torch\ntorch.ones(9, device='cuda')\n{wrong}\n")
+    done = gpuprobe("explain", "--gpu", "t4", "wrong.py", cwd=tmp_path)
+    assert done.returncode == 5
+    assert "the program failed: ValueError: unknown\n" in done.stderr
+
+
 def test_an_explanation_keeps_the_files_of_the_user(tmp_path: Path) -> None:
     (tmp_path / "last.pt").write_text("trained for a week")
     saves = "with open('last.pt', 'wb') as file:\n    torch.save(net.state_dict(), file)\n"

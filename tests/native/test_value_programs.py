@@ -86,6 +86,24 @@ def test_a_run_without_a_training_step_is_no_estimate(tmp_path: Path) -> None:
     assert json.loads(trained.stdout)["steps"] == 2
 
 
+def test_a_failure_after_a_decision_names_it(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\n"
+        "big = torch.ones(1 << 20, device='cuda')\n"
+        "print({4: 'four'}[int(big[:4].sum())])\n"
+    )
+    command = ("run", "--gpu", "t4", "-o", tmp_path / "run.gpuprobe", "--force")
+    done = gpuprobe(*command, "--compute", "shapes", script, cwd=tmp_path)
+    note = f"by a value that was not computed: {script}:3 decided by one; --compute real computes"
+    assert done.returncode == 5
+    assert note in " ".join(done.stderr.split())
+    script.write_text("import torch\ntorch.ones(4, device='cuda')\nraise ValueError\n")
+    done = gpuprobe(*command, "--compute", "shapes", script, cwd=tmp_path)
+    assert done.returncode == 5
+    assert "not computed" not in done.stderr
+
+
 def test_decisions_are_in_the_summary_the_report_and_its_json(tmp_path: Path) -> None:
     script, output = tmp_path / "train.py", tmp_path / "run.gpuprobe"
     script.write_text(STOPS)

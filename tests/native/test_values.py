@@ -89,6 +89,8 @@ CASES = {
     "random": "reproducible, undisturbed",
     "thread": "6.0",
     "dropout": "same mask",
+    "sparse_products": "real 2.0\nreal 2.0\nFalse\n[]\nauto 2.0\nauto 2.0\nFalse\n[]\n"
+    "shapes nan\nshapes nan\nTrue\n['all indices differ, which is the most that can be']\n",
     "big": "small",
 }
 

@@ -364,6 +364,28 @@ def dropout() -> None:
         print("same mask")
 
 
+def sparse_products() -> None:
+    """A product coalesces a sparse tensor first: of 8192 elements, half have an index twice."""
+    for compute in ("real", "auto", "shapes"):
+        with Values(compute, reported=True) as values:
+            row = torch.arange(4096, device="cuda").repeat(2)
+            dense = torch.ones(4096, 1024, device="cuda")
+            unknown = (row + dense.sum().isnan()).where(dense[0, 0] > 0, row)
+            needed = []
+            for index in (row, unknown):
+                sparse = torch.sparse_coo_tensor(
+                    torch.stack([index, index]), torch.ones(8192, device="cuda"), (4096, 4096),
+                    check_invariants=False,
+                )  # fmt: skip
+                torch.cuda.reset_peak_memory_stats()
+                before = torch.cuda.memory_allocated()
+                product = torch.sparse.mm(sparse, dense)
+                needed.append(torch.cuda.max_memory_allocated() - before)
+                print(compute, f"{product[0, 0].item()}")
+            print(needed[1] - needed[0] >= 4096 * 20)  # two numbers and a value for each index
+            print([note.partition(": ")[2] for note in values.notes if "indices" in note])
+
+
 def big() -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with Values("shapes"), torch.device("cuda"):

@@ -531,6 +531,8 @@ def sparse(device: str) -> Any:
     dense = torch.randn(3, 5).to(device).requires_grad_()
     product = torch.sparse.mm(s.coalesce(), dense)
     product.sum().backward()
+    again = torch.sparse.mm(s, dense)  # with an index twice
+    (again + torch.mm(s.t(), again.detach()).sum()).sum().backward()
     table = nn.Embedding(10, 4, sparse=True).to(device)
     table(torch.tensor([1, 5, 1]).to(device)).sum().backward()
     optimizer = torch.optim.SparseAdam(list(table.parameters()), 0.1)
@@ -538,6 +540,7 @@ def sparse(device: str) -> Any:
     return (
         s.to_dense(),
         product,
+        again,
         dense.grad,
         table.weight,
         dense.detach().relu().to_sparse().to_dense(),

@@ -130,6 +130,23 @@ def padded() -> None:
     states.sum()
 
 
+def masked() -> None:  # rows of full length, and those that are padded at their beginning
+    mask = torch.ones(64, 512, dtype=torch.long)
+    full = mask.cuda()
+    mask[:32, :100] = 0
+    at_the_beginning = mask.cuda()
+    ids = torch.randint(1, 999, (64, 512)).cuda()
+    states = F.embedding(ids, numbers(1000, 128)) * (full * at_the_beginning)[..., None]
+    states.relu().sum()
+
+
+def margins() -> None:
+    classes = torch.zeros(64, 32, 32, dtype=torch.long)
+    classes[..., 6:22] = torch.randint(0, 3, (64, 32, 16))
+    states = F.embedding(classes.cuda(), numbers(3, 128)).relu()
+    states.sum()
+
+
 def _trained(steps: int, work: Callable[[nn.Module, int], torch.Tensor]) -> None:
     net = nn.Sequential(*[nn.Linear(512, 512) for _ in range(4)]).cuda()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, foreach=False)
@@ -187,6 +204,30 @@ def _activated(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
 
 def swish() -> None:
     _activated(lambda x: x * torch.sigmoid(x))
+
+
+def gelu_by_tanh() -> None:
+    _activated(lambda x: 0.5 * x * (1.0 + torch.tanh(0.7979 * (x + 0.044715 * torch.pow(x, 3.0)))))
+
+
+def gate_of_two() -> None:  # each operator saves what no input is
+    _activated(lambda x: torch.tanh(x + numbers(16384, 512)) * torch.sigmoid(x))
+
+
+def quick(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
+def scaled_swish() -> None:  # in three parts, none of which has enough alone
+    def work(net: nn.Module, step: int) -> torch.Tensor:
+        one, two, three = (numbers(8192, 512) for _ in range(3))
+        for layer in net:  # type: ignore[attr-defined]
+            one = quick(layer(one))
+            two = quick(layer(two))
+            three = quick(layer(three))
+        return (one + two + three).mean()
+
+    _trained(1, work)
 
 
 def swish_of_torch() -> None:
@@ -491,14 +532,19 @@ KINDS: dict[Callable[[], None], str] = {
     narrowed: "narrowed-later",
     one_hot: "one-hot",
     padded: "padding",
+    masked: "",
+    margins: "",
     two_losses: "summed-losses",
     one_loss_of_two_outputs: "",
     frozen_teacher: "unread-gradients",
     quiet_teacher: "",
     swish: "saved-twice",
+    scaled_swish: "saved-twice",
     swish_of_torch: "",
     mish: "saved-twice",
     gelu: "saved-twice",
+    gelu_by_tanh: "saved-twice",
+    gate_of_two: "",
     gated: "",
     probabilities_of_one: "log-probabilities-of-all",
     probabilities_with_a_loss: "saved-log-probabilities",
@@ -552,11 +598,62 @@ def test_each_kind_is_found_and_what_looks_alike_is_not(tmp_path: Path) -> None:
         if kind is joined:  # a running sum needs the parts no more than the whole
             assert first is not None
             assert first.bound is Bound.OR_LESS
+        if kind is gelu_by_tanh:  # half of the input, the tanh, and one more than that
+            assert first is not None
+            assert first.group.bytes > 4 * 2 * 16384 * 512 * 4
+        if kind in (swish, scaled_swish):
+            assert first is not None
+            assert ("a * x" in first.answer.code) is (kind is scaled_swish)
         if kind in (attention_weights, attention_weights_of_transformers):
             assert first is not None
             own = kind is attention_weights
             assert ("attn_implementation" in first.answer.code) is not own
     assert found == {kind.__name__: rule for kind, rule in KINDS.items()}
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize(("classes", "layers"), [(8192, 2), (16, 12)])
+def test_logits_that_dominate_are_no_activations_of_layers(
+    tmp_path: Path, classes: int, layers: int
+) -> None:
+    """Checkpoints of the layers keep them, and chunks of the loss do not."""
+    path = tmp_path / "run.gpuprobe"
+    with (
+        gpuprobe.virtual_gpu("t4", compute="shapes"),
+        gpuprobe.record(path, level="trace", trace_steps="all") as recorder,
+    ):
+        parts = [part for _ in range(layers) for part in (nn.Linear(256, 256), nn.GELU())]
+        net = nn.Sequential(*parts, nn.Linear(256, classes)).cuda()
+        optimizer = torch.optim.SGD(net.parameters())
+        for _ in range(2):
+            with recorder.step():
+                targets = torch.randint(0, classes, (4096,), device="cuda")
+                F.cross_entropy(net(numbers(4096, 256)), targets).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    found = [advice["id"] for advice in gpuprobe.report(path)["advice"]]
+    assert ("chunked-loss" in found) is (classes == 8192)
+    assert ("checkpoint" in found) is (classes == 16)
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize("saved", [True, False])
+def test_pairs_that_a_graph_keeps_are_recomputed(tmp_path: Path, saved: bool) -> None:
+    """It keeps those of all chunks, unless each is checkpointed."""
+    path = tmp_path / "run.gpuprobe"
+    with (
+        gpuprobe.virtual_gpu("t4", compute="shapes"),
+        gpuprobe.record(path, level="trace", trace_steps="all") as recorder,
+        torch.set_grad_enabled(saved),
+        recorder.step(),
+    ):
+        points = numbers(1024, 16, requires_grad=True)
+        distances = (points[:, None] - points).square().sum(-1)
+        if saved:
+            distances.mean().backward()
+    (cause,) = gpuprobe.report(path)["causes"]
+    assert cause["rule"] == "broadcast-intermediate"
+    assert ("torch.utils.checkpoint" in cause["remedy"]) is saved
 
 
 @pytest.mark.simulated

@@ -14,8 +14,8 @@ from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import Made
 from gpuprobe.user_frames import Owner, owner_of
 
-_TWICE: Final = 1.9
-"""A product of two tensors that are as large as it reads this much of its size, at least."""
+_DEPTH: Final = 16
+"""Operators in a row of one function: GELU by its formula has eight."""
 
 _FUSED: Final = (
     ({"erf"}, "torch.nn.functional.gelu(x)"),
@@ -29,15 +29,21 @@ _FUSED: Final = (
 
 def diagnose(live: LiveMemory) -> Iterator[Excess]:
     """What the functions of one line save, except their inputs."""
-    by_line: dict[tuple[object, ...], list[int]] = {}
-    names: dict[tuple[object, ...], set[str]] = {}
-    for root, saved in _functions(live).items():
+    by_line: dict[object, list[int]] = {}
+    names: dict[object, set[str]] = {}
+    scaled: set[object] = set()
+    roots, functions = _functions(live)
+    for root, saved in functions.items():
         wasted = saved if live.for_backward(root) else saved[1:]
         if not wasted:
             continue
-        line = live.kinds[wasted[0]][0]
+        line = live.kinds[wasted[0]][0][0]  # of the function, by whoever calls it
         by_line.setdefault(line, []).extend(wasted)
-        names.setdefault(line, set()).update(_operators(live, root))
+        names.setdefault(line, set()).update(_operators(live, roots, root))
+        if any(
+            live.text("made_name", row) == "sigmoid" and live.source(row) != root for row in saved
+        ):
+            scaled.add(line)
     for line, rows in by_line.items():
         main = live.largest(rows)
         yield Excess(
@@ -46,18 +52,22 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
                 f"{human_bytes(live.bytes_of(rows))} from {live.place(main)} are saved for the "
                 "backward pass in addition to the input that they are computed from: each "
                 f"operator of the function ({', '.join(sorted(names[line]))}) saves its own",
-                *_remedy(names[line], of_library=_in_library(live, main)),
+                *_remedy(names[line], of_library=_in_library(live, main), scaled=line in scaled),
             ),
             main,
             rows,
             "with the input saved alone",
-            sizes=dict.fromkeys(live.alike(rows), 0),
+            sizes={row: 0 for row in live.alike(rows) if roots.inside(row) is not None},
         )
 
 
-def _remedy(names: set[str], *, of_library: bool) -> tuple[str, str]:
-    """The remedy in words and as code."""
+def _remedy(names: set[str], *, of_library: bool, scaled: bool) -> tuple[str, str]:
+    """The remedy in words and as code. ``scaled``: the sigmoid is one of the input times a number,
+    as in the approximation of GELU by 1.702.
+    """
     for needed, code in _FUSED:
+        if scaled and needed == {"sigmoid"}:
+            code = "torch.nn.functional.silu(a * x) / a"
         if needed <= names and of_library:
             return (
                 f"the function is a library's: have its model use {code}, which saves its input "
@@ -82,58 +92,58 @@ def _in_library(live: LiveMemory, row: int) -> bool:
 _CALLERS: Final = (Owner.USER, Owner.LIBRARY)
 
 
-def _functions(live: LiveMemory) -> Mapping[int, list[int]]:
+def _functions(live: LiveMemory) -> tuple[_Roots, Mapping[int, list[int]]]:
     """By the input of a function of one tensor, in which two tensors that come from it are
-    multiplied, what is saved for the backward pass, in order.
+    multiplied, what its operators save for the backward pass, in order.
     """
+    roots = _Roots(live)
     saved: dict[int, list[int]] = {}
     products: set[int] = set()
     for row in sorted(live.rows):
-        root = _root(live, row)
-        if root is None or not live.for_backward(row):
+        root, result = roots.of(row), roots.inside(row)
+        if root is None or result is None or not live.for_backward(row):
             continue
         saved.setdefault(root, []).append(row)
-        product = live.made_by.get(live.lives.first[row])
-        if product is not None and _is_product(live, product, row, root):
+        if live.text("made_name", result) == "mul" and len(live.operands(result)) > 1:
             products.add(root)
-    return {root: rows for root, rows in saved.items() if root in products}
+    return roots, {root: rows for root, rows in saved.items() if root in products}
 
 
-def _root(live: LiveMemory, row: int) -> int | None:
-    """The tensor that a row is computed from, element by element and without another one, in one
-    function of the program; None if it is not.
+class _Roots:
+    """The tensors that others are computed from element by element, and alone, in one function of
+    the program.
     """
-    root = None
-    at = row
-    for source in live.sources(row):
-        if not _is_alone(live, at, source):
-            break
-        root = source
-        if not _same_function(live, source, row):
-            break
-        at = source
-    return root
 
+    def __init__(self, live: LiveMemory) -> None:
+        self._live = live
+        self._known: dict[int, int | None] = {}
 
-def _is_alone(live: LiveMemory, row: int, source: int) -> bool:
-    return (
-        live.how(row) is Made.POINTWISE
-        and live.ledger.requested[row] == live.ledger.requested[source]
-        and live.column("inputs")[row] == live.ledger.requested[source]
-    )
+    def of(self, row: int, depth: int = _DEPTH) -> int | None:
+        """The tensor that a row is a function of; None if there are none, or several."""
+        if row not in self._known:
+            self._known[row] = self._found(row, depth)
+        return self._known[row]
 
+    def inside(self, row: int) -> int | None:
+        """What an operator of the same function makes of a row; None of the result of a function,
+        which the operator after it needs.
+        """
+        root, result = self.of(row), self._live.made_by.get(self._live.lives.first[row])
+        if root is None or result is None or self.of(result) != root:
+            return None
+        return result if _same_function(self._live, result, row) else None
 
-def _is_product(live: LiveMemory, row: int, factor: int, root: int) -> bool:
-    """Whether a row is the product of a factor that comes from the root and of another tensor that
-    is the root or comes from it.
-    """
-    if live.how(row) is not Made.POINTWISE or live.text("made_name", row) != "mul":
-        return False
-    if live.column("inputs")[row] < _TWICE * live.ledger.requested[row]:
-        return False
-    source = live.source(row)
-    same = source is not None and root in (source, _root(live, source))
-    return same and _same_function(live, row, factor)
+    def _found(self, row: int, depth: int) -> int | None:
+        live = self._live
+        if live.how(row) is not Made.POINTWISE or not depth:
+            return None
+        found = set()
+        for operand in live.operands(row):
+            if live.ledger.requested[operand] != live.ledger.requested[row]:
+                return None
+            root = self.of(operand, depth - 1) if _same_function(live, operand, row) else None
+            found.add(operand if root is None else root)
+        return found.pop() if len(found) == 1 else None
 
 
 def _same_function(live: LiveMemory, one: int, other: int) -> bool:
@@ -146,16 +156,13 @@ def _same_function(live: LiveMemory, one: int, other: int) -> bool:
     return same and outer[0] == outer[1]
 
 
-def _operators(live: LiveMemory, root: int) -> set[str]:
+def _operators(live: LiveMemory, roots: _Roots, root: int) -> set[str]:
     """The names of the operators of a function, by its input."""
     made = {row for row in live.products.get(root, ()) if live.how(row) is Made.POINTWISE}
     more = set(made)
     while more:
         more = {
-            after
-            for row in more
-            for after in live.products.get(row, ())
-            if _root(live, after) == root
+            after for row in more for after in live.products.get(row, ()) if roots.of(after) == root
         } - made
         made |= more
     return {live.text("made_name", row) for row in made}

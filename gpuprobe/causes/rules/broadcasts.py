@@ -65,14 +65,18 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
     if not rows or not reduced or not forward:
         return
     main = max(forward, key=lambda row: (live.size[row], row in live.needs, row))
+    saved = saved_by(live, rows)
+    chunks = "in chunks"
+    if saved:  # otherwise the graph keeps those of all chunks
+        chunks += ", each under torch.utils.checkpoint.checkpoint"
     yield Excess(
         Answer(
             "broadcast-intermediate",
             f"{human_bytes(live.bytes_of(rows))}{of_names(live, rows)} are combinations of all "
             f"pairs: {live.text('made_name', main)} at {live.place(main)} makes "
             f"{human_bytes(requested[main])} of {human_bytes(inputs[main])}, of which "
-            f"{human_bytes(reduced)} remain{saved_by(live, rows)}",
-            "compute it in chunks, or without the pairs: a square by norms and a matrix product "
+            f"{human_bytes(reduced)} remain{saved}",
+            f"compute it {chunks}, or without the pairs: a square by norms and a matrix product "
             "(torch.cdist), a cosine similarity as a matrix product of normalized rows",
         ),
         main,

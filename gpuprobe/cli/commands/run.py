@@ -251,6 +251,11 @@ def _after(
             shown = os.path.relpath(path)
             stderr.note(f"recording of the spawned processes: {shown}   (gpuprobe report {shown})")
         _show_assumed(result.assumed)
+        if result.decided:
+            stderr.note(
+                f"it may have failed by a value that was not computed: {result.decided} decided by "
+                "one; --compute real computes all"
+            )
     if result.hazards is not None:
         code = _report_hazards(args, result.hazards, code)
     return code

@@ -19,7 +19,7 @@ from gpuprobe.native.values.aliases import CPU, Aliases, parts_of
 from gpuprobe.native.values.arguments import Args, Kwargs
 from gpuprobe.native.values.attention import KEYED
 from gpuprobe.native.values.budget import Budget, ensure_on_host
-from gpuprobe.native.values.counts import COUNTS
+from gpuprobe.native.values.counts import COALESCING, COUNTS
 from gpuprobe.native.values.draws import Apart, Key, generator_of, key_of
 from gpuprobe.native.values.exchanges import CapturedCollective, check_captured
 from gpuprobe.native.values.plans import MASKED, How, OperatorPlan, masked, plan_of
@@ -341,16 +341,12 @@ class Computing:
             return func(*args, **kwargs)
         if plan.random or plan.name in KEYED:
             call.key = self._key(plan, args, kwargs)
-        before = self._set(INSIDE)
         reads = self._reads()
-        try:
-            out = func(*args, **kwargs)
-        finally:
-            self._set(before)
+        out = self.operated(plan, func, args, kwargs)
         if (
             self._reads() != reads
             and not self.may_read(plan)
-            and _keys(args, kwargs) is _CUDA  # of sparse ones the sizes are compared: see _put
+            and not of_sparse(args, kwargs)  # of these the sizes are compared: see _put
         ):
             raise NotModelled(
                 f"{plan.func}: the host reads what its kernels compute, which is unknown",
@@ -360,6 +356,30 @@ class Computing:
             key, call = call.key, self.lower(plan, args, kwargs) or call
             call.key = key
         return self.finish(call, out)
+
+    def operated(self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+        """Run an operator that is computed as a whole: its kernels do nothing."""
+        sparse = [item for item in args if _uncoalesced(item)] if plan.name in COALESCING else ()
+        for item in sparse:
+            self.skipping.answer(self.indices_of(item), 4)
+        before = self._set(INSIDE)
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self._set(before)
+            if sparse:
+                self.skipping.forget()
+
+    def indices_of(self, tensor: Tensor) -> int:
+        """How many indices of a sparse tensor differ."""
+        if self.budget is not None and self.budget.measuring:
+            return tensor._nnz()
+        with self.below():
+            indices = self.aliases.of(tensor._indices())
+            place = torch.zeros(indices.size(1), dtype=torch.int64)
+            for index, size in zip(indices, tensor.shape, strict=False):
+                place.mul_(size).add_(index)
+            return place.unique().numel()
 
     def finish(self, call: Call, out: Any) -> Any:
         """Compute the values of a call whose operator has run, with the result ``out``."""
@@ -687,6 +707,18 @@ _SIMPLE: Final = frozenset({int, float, bool, str, type(None), torch.dtype})
 
 def _on_cuda(item: object) -> bool:
     return isinstance(item, _Tensor) and bool(item.is_cuda)
+
+
+def _uncoalesced(item: Any) -> bool:
+    """Whether an argument is a sparse tensor of the device that may have an index twice."""
+    if not isinstance(item, _Tensor) or item.layout is not torch.sparse_coo or not item.is_cuda:
+        return False
+    return not item.is_coalesced()
+
+
+def of_sparse(args: Args, kwargs: Kwargs) -> bool:
+    """Whether an operator has a sparse argument."""
+    return _keys(args, kwargs) is not _CUDA
 
 
 def _keys(args: Args, kwargs: Kwargs) -> torch._C.DispatchKeySet:

@@ -70,6 +70,11 @@ COUNTS: Final[dict[str, Callable[[Args, Any], Iterator[tuple[int, int]]]]] = {
 """By operator: the numbers that the host reads, with their sizes in bytes, from the operator's
 arguments and its results on the CPU."""
 
+COALESCING: Final = frozenset({"mm", "addmm", "_sparse_addmm", "bmm", "mv", "hspmm"})
+"""Products that coalesce a sparse operand before they use it (``s_addmm_out_sparse_dense_cuda`` and
+others in aten/src/ATen/native/sparse/cuda/SparseCUDATensorMath.cu): the host reads how many of its
+indices differ, in four bytes, though the size of the result does not depend on it."""
+
 _DIFFER: Final = "all elements differ"
 
 

@@ -34,7 +34,7 @@ from gpuprobe.native.values.budget import (
     known_memory,
     temporary_memory,
 )
-from gpuprobe.native.values.computing import Call, Computing, Recorded
+from gpuprobe.native.values.computing import Call, Computing, Recorded, of_sparse
 from gpuprobe.native.values.counts import LARGEST
 from gpuprobe.native.values.draws import Key
 from gpuprobe.native.values.exchanges import (
@@ -541,12 +541,12 @@ class ComputingShapes(Computing):
             self.skipping.answer(1, 1)  # the probabilities are valid,
             self.skipping.answer(0, 1)  # and not all zero
         reads = self._reads()
-        before = self._set(INSIDE)
-        try:
-            out = func(*args, **kwargs)
-        finally:
-            self._set(before)
-        if self._reads() != reads and not self.may_read(plan):
+        out = self.operated(plan, func, args, kwargs)
+        if (
+            self._reads() != reads
+            and not self.may_read(plan)
+            and not (ready and self.everything and of_sparse(args, kwargs))  # as in Computing
+        ):
             raise self.reads.refuse(f"what {plan.func} computes")
         if not ready and self.capture is None:
             truth = healthy_truth(plan.name, args)
@@ -556,6 +556,14 @@ class ComputingShapes(Computing):
         if not ready and plan.name in _COUNTED and args[0].dtype is torch.bool:
             self.knowledge.bound(out, args[0].numel() // max(1, out.numel()))
         return out
+
+    def indices_of(self, tensor: Tensor) -> int:
+        """How many indices of a sparse tensor differ: all, if they are unknown."""
+        if self.knowledge.known(tensor._indices()):
+            return super().indices_of(tensor)
+        why, counts = LARGEST["_coalesce"]
+        self.reads.largest(why)
+        return next(iter(counts((tensor,))))[0]
 
     def _passed(self, out: Any, truth: bool) -> Any:
         """The result of a test that all finite numbers pass, or fail."""

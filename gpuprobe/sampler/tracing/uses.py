@@ -502,15 +502,20 @@ class Uses:
                     self._later.setdefault(trace, ([], []))[baseline].append(row)
 
     def _note_padding(self, batch: object, result: torch.Tensor, number: int) -> None:
-        """Note how much of a batch of integers, which is copied to the GPU, is padding."""
+        """Note how much of a batch of sequences, which is copied to the GPU, is padding.
+
+        Numbers of which only two differ, or none, are a mask: one that ends with ones is not padded
+        there, nor is a segment of zeros. Images of classes have more dimensions, and margins.
+        """
         if not isinstance(batch, torch.Tensor) or not batch.is_cpu or not result.is_cuda:
             return
         whole = batch.dtype in (torch.int64, torch.int32)
-        if whole and batch.dim() > 1 and 1 < batch.numel() <= _MOST_PADDED:
-            last = batch[..., -1:]
-            differs = (batch != last.flatten()[0]).flatten(0, -2).any(0)
-            used = int(differs.nonzero()[-1]) + 1 if bool(differs.any()) else 0
-            share = 1 - used / batch.shape[-1]
+        if whole and batch.dim() == 2 and 1 < batch.numel() <= _MOST_PADDED:
+            differs = batch != batch[0, -1]
+            others = batch[differs]
+            if not others.numel() or not bool((others != others[0]).any()):
+                return
+            share = 1 - (int(differs.any(0).nonzero()[-1]) + 1) / batch.shape[-1]
             if share:
                 self._padded[number] = int(share * result.numel() * result.element_size())
 
