@@ -43,6 +43,7 @@ from gpuprobe.api.remedies import (
     UntriedRemedy,
 )
 from gpuprobe.catalogue.gpus import parse_spec
+from gpuprobe.causes.advice import AdviceFacts, for_needed
 from gpuprobe.causes.answer import EditKind
 from gpuprobe.causes.cache import Cache, CachedMemory
 from gpuprobe.causes.edits import (
@@ -287,6 +288,7 @@ class _Explaining:
         if not failed:
             causes = (*causes, *kept_causes(site, causes))
             causes = causes or tuple(growth_cause(site, growth_of(site), None))
+        ranked = _ranked(causes, list(self._cached(site, failed=failed)))
         reserved = site.reserved
         index = int(site.device.partition(":")[2] or 0)
         return Explanation(
@@ -305,7 +307,8 @@ class _Explaining:
             late_variable=""
             if held is None
             else late_variable(blocks_at(lives, mark.event, failed=failed), held.first),
-            causes=_ranked(causes, list(self._cached(site, failed=failed))),
+            causes=ranked,
+            smaller=None if ranked or failed else for_needed(AdviceFacts(site, mark)),
             notes=(*self._not_run, *self._notes, _NEVER_SEARCHED, *_pinned(recording)),
             searched=not self._notes,
             seconds=time.monotonic() - self._began,

@@ -10,17 +10,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, TypeAlias
 
 from gpuprobe.analysis.peak.needs import Biographies, needed_at
 from gpuprobe.analysis.peak.peaks import HighWater, PeakSite, Share, by_category, by_line, window_of
 from gpuprobe.analysis.trace.categories import categories
 from gpuprobe.causes.live_memory import STATE, LiveMemory
 from gpuprobe.errors import DataError
+from gpuprobe.model.causes import Suggestion
 from gpuprobe.model.findings import Level
 from gpuprobe.model.memory import Category
 from gpuprobe.model.place import Place, SourceLine
-from gpuprobe.model.report import Suggestion
 from gpuprobe.model.rules import define
 from gpuprobe.model.run.session import DeviceWindow
 from gpuprobe.model.text import human_bytes
@@ -129,6 +129,12 @@ def advise(evidence: AdviceFacts) -> list[Suggestion]:
     """All suggestions, those that affect the most memory first."""
     found = [advice for rule in _RULES for advice in rule(evidence)]
     return sorted(found, key=lambda advice: -advice.bytes)
+
+
+def for_needed(evidence: AdviceFacts) -> Suggestion | None:
+    """The suggestion that affects the most of the memory that is needed."""
+    found = [advice for rule in _OF_NEEDED for advice in rule(evidence)]
+    return max(found, key=lambda advice: advice.bytes, default=None)
 
 
 def _only(mark: HighWater, category: Category) -> HighWater:
@@ -404,12 +410,6 @@ def _untraced(evidence: AdviceFacts) -> Iterator[Suggestion]:
     )
 
 
-_RULES: tuple[Callable[[AdviceFacts], Iterator[Suggestion]], ...] = (
-    _fragmented,
-    _activations,
-    _loss,
-    _temporaries,
-    _optimizer_state,
-    _unused_gpu,
-    _untraced,
-)
+_Rule: TypeAlias = Callable[[AdviceFacts], Iterator[Suggestion]]
+_OF_NEEDED: tuple[_Rule, ...] = (_activations, _loss, _temporaries, _optimizer_state)
+_RULES: tuple[_Rule, ...] = (_fragmented, *_OF_NEEDED, _unused_gpu, _untraced)

@@ -46,6 +46,20 @@ class Effect:
 
 
 @record(frozen=True)
+class Suggestion:
+    """One thing to try. ``bytes`` is the memory it is about (not a promise to save it all);
+    ``saves``: what it saves, replayed; "" if it was not tried.
+    """
+
+    id: str
+    text: str
+    code: str
+    evidence: str
+    bytes: int
+    saves: str = ""
+
+
+@record(frozen=True)
 class MemoryCause:
     """Memory at the peak that the program does not need, or less of, all for one reason. ``rule``
     names the rule that found it; ``made_at`` is the line that allocated the most, ``last_use`` the
@@ -80,8 +94,9 @@ class Explanation:
     """What the memory of a program is for. ``capacity``: the GPU's, in bytes; ``detail``: the
     message of its error, or when it or its epoch was ended; ``failed``: the memory is that at the
     failure, not at a peak; ``late_variable``: which variable keeps the most of what is freed later
-    than it could be, with the bytes; ``notes``: what was not checked, and why; ``searched``:
-    whether everything was that can be.
+    than it could be, with the bytes; ``smaller``: without a cause, what makes needed memory
+    smaller; ``notes``: what was not checked, and why; ``searched``: whether everything was that can
+    be.
     """
 
     program: str
@@ -98,6 +113,7 @@ class Explanation:
     needs: NeedTable
     late_variable: str
     causes: tuple[MemoryCause, ...]
+    smaller: Suggestion | None
     notes: tuple[str, ...]
     searched: bool
     seconds: float

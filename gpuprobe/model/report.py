@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, TypeAlias
 
-from gpuprobe.model.causes import MemoryCause
+from gpuprobe.model.causes import MemoryCause, Suggestion
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.memory import AllocatorCounts
 from gpuprobe.model.needs import LifespanTable, NeedTable
@@ -596,20 +596,6 @@ class BlindSpotRow:
     what: str
     consequence: str
     ranks: tuple[int, ...]
-
-
-@record(frozen=True)
-class Suggestion:
-    """One thing to try. ``bytes`` is the memory it is about (not a promise to save it all);
-    ``saves``: what it saves, replayed; "" if it was not tried.
-    """
-
-    id: str
-    text: str
-    code: str
-    evidence: str
-    bytes: int
-    saves: str = ""
 
 
 @record(frozen=True)

@@ -47,7 +47,7 @@ from gpuprobe.causes.recorded import (
     waits_for_collector,
 )
 from gpuprobe.errors import DataError, UsageError
-from gpuprobe.model.causes import MemoryCause
+from gpuprobe.model.causes import MemoryCause, Suggestion
 from gpuprobe.model.io.files import gc_paused
 from gpuprobe.model.report import (
     BlindSpotRow,
@@ -68,7 +68,6 @@ from gpuprobe.model.report import (
     ShareRow,
     ShareTable,
     Steps,
-    Suggestion,
 )
 from gpuprobe.model.run.columns import DURATION, FULL, INDEX, PINNED
 from gpuprobe.model.run.recording import ChildProcess, ChildRow, RankRecording, Recording, StepRows

@@ -344,6 +344,14 @@ def test_a_variable_that_ends_a_little_late_is_no_cause_and_is_named(tmp_path: P
     assert "Memory that is not needed" not in estimated.stdout
 
 
+def test_needed_memory_has_the_suggestion_of_a_report(tmp_path: Path) -> None:
+    few = LOGITS.replace("2048", "8192").replace("1024)).cuda()", "64)).cuda()")
+    _, found = explain(tmp_path, few)
+    assert (found["causes"], found["smaller"]["id"]) == ([], "checkpoint")
+    shown = gpuprobe("explain", "--gpu", "t4", "--compute", "shapes", "train.py", cwd=tmp_path)
+    assert "try: Use activation checkpointing" in shown.stdout
+
+
 REPLICAS = """\
 import torch
 from torch import nn

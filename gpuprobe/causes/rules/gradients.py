@@ -15,7 +15,10 @@ def diagnose(group: HeldGroup) -> Answer | Expected | None:
     """Gradients that are computed and never used, or not used again."""
     if not group.mostly(Category.GRADIENT):
         return None
-    owner = "" if group.holder is None else f" ({group.holder.place})"
+    holder = group.holder
+    # The keys of an optimizer's state are the parameters, but not by their names.
+    named = holder is not None and not any("→" in step.label for step in holder.path)
+    owner = f" ({holder.place})" if holder is not None and named else ""
     if group.never_used:
         return Answer(
             "unread-gradients",

@@ -344,5 +344,5 @@ EXPLANATION: Final = Document(
         **cause_shapes(),
         **need_shapes(),
     },
-    added={"1.3": "Effect.bound", "1.5": "late_variable"},
+    added={"1.3": "Effect.bound", "1.5": "late_variable smaller"},
 )

@@ -18,6 +18,10 @@ def explain_sections(found: Explanation, *, full: bool = False) -> list[Section]
     parts: list[Part] = []
     for cause in causes:
         parts += cause_parts(cause)
+    if found.smaller is not None:
+        parts.append(Line(f"try: {found.smaller.text}"))
+        parts += [Line(found.smaller.code)] if found.smaller.code else []
+        parts.append(Line(f"why: {found.smaller.evidence}; not tried"))
     if len(found.causes) > len(causes):
         parts.append(Line(f"… {len(found.causes) - len(causes)} more: -v shows them"))
     sections = [Section(parts=(Line(_verdict(found), indent=0), *parts), name="verdict")]
