@@ -49,9 +49,10 @@ def command(module: str, *arguments: str) -> list[str]:
 
 def end_with_parent(how: signal.Signals = signal.SIGKILL) -> None:
     """Let the kernel send this process the signal when the thread that started it has ended: no
-    process remains of a gpuprobe that is killed.
+    process remains of a gpuprobe that is killed. Linux only; elsewhere it does nothing.
     """
-    ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, how)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, how)
 
 
 def end_text(code: int) -> str:
