@@ -74,6 +74,7 @@ from gpuprobe.causes.recorded import (
 from gpuprobe.causes.replays import Smaller, by_graph
 from gpuprobe.causes.rules import graphs
 from gpuprobe.causes.rules.fragments import FRAGMENTS
+from gpuprobe.causes.rules.gradients import LATE_GRADIENTS
 from gpuprobe.causes.rules.holders import late_variable
 from gpuprobe.causes.rules.joins import GROWN
 from gpuprobe.causes.variables import Variables
@@ -529,6 +530,11 @@ class _Explaining:
             group.append(cause_of(_with_stored_name(one, kept_at), effect, kept_at))
         # Several may be about one graph, which the best of their remedies frees.
         helped.sort(key=_saved, reverse=True)
+        if helped and all(one.rule == LATE_GRADIENTS for one in helped):
+            # They come back with the next step: what is kept and saves more comes first.
+            more = [one for one in others if _saved(one) > _saved(helped[0])]
+            helped = [*more, *helped]
+            others = [one for one in others if one not in more]
         return (*helped, *others, *refuted)
 
     def _cached(self, site: PeakSite, *, failed: bool) -> Iterator[MemoryCause]:
