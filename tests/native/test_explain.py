@@ -896,7 +896,7 @@ from torch import nn
 
 net = nn.Sequential(*[nn.Linear(512, 512) for _ in range(12)]).cuda()
 optimizer = torch.optim.AdamW(net.parameters())
-best, state = float("inf"), None
+state = None
 for epoch in range(3):
     for batch in range(3):
         loss = net(torch.randn(8, 512, device="cuda")).square().mean()
@@ -905,9 +905,8 @@ for epoch in range(3):
         optimizer.step()
     with torch.no_grad():
         value = net(torch.randn({batch}, 512, device="cuda")).square().mean().item()
-    if not value >= best:  # also if it was not computed
-        best = value
-        state = copy.deepcopy(net.state_dict())
+    # Each time, whatever the value: a copy that is loaded in the end is needed.
+    state = copy.deepcopy(net.state_dict())
 net.load_state_dict(state)
 """
 
