@@ -133,8 +133,8 @@ def advise(evidence: AdviceFacts) -> list[Suggestion]:
 
 def for_needed(evidence: AdviceFacts) -> Suggestion | None:
     """The suggestion that affects the most of the memory that is needed."""
-    found = [advice for rule in _OF_NEEDED for advice in rule(evidence)]
-    return max(found, key=lambda advice: advice.bytes, default=None)
+    every = (advice for rule in _OF_NEEDED for advice in rule(evidence))
+    return max(every, key=lambda advice: advice.bytes, default=None)
 
 
 def _only(mark: HighWater, category: Category) -> HighWater:
@@ -174,12 +174,12 @@ def _of_a_loss(lives: Biographies, event: int) -> dict[Category, int]:
         for row, need in live.needs.items()
         if not need.needless and width[row] and requested[row] // width[row] in numbers
     ]
-    found: dict[Category, int] = {}
+    sizes: dict[Category, int] = {}
     for row, code in zip(rows, categories(live.ledger, rows), strict=True):
         category = Category.from_code(code)
         if category not in STATE:
-            found[category] = found.get(category, 0) + live.size[row]
-    return found
+            sizes[category] = sizes.get(category, 0) + live.size[row]
+    return sizes
 
 
 def _fragmented(evidence: AdviceFacts) -> Iterator[Suggestion]:

@@ -138,11 +138,11 @@ class LiveMemory:
         them by row, and of each the first operator that used it.
         """
         source = self.source(row)
-        found = {*self._used_first_by.get(self.lives.made[row], ())} - {row}
+        known = {*self._used_first_by.get(self.lives.made[row], ())} - {row}
         if source is not None:
-            found.add(source)
-        read = sum(self.ledger.requested[operand] for operand in found)
-        return found if read == self.column("inputs")[row] else set()
+            known.add(source)
+        read = sum(self.ledger.requested[operand] for operand in known)
+        return known if read == self.column("inputs")[row] else set()
 
     @cached_property
     def products(self) -> Mapping[int, list[int]]:

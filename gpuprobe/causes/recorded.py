@@ -203,7 +203,7 @@ def certain_causes(
     for one in diagnosed:
         certain = _certain(one, lives, evaluation, ring)
         if certain.answer.code == NO_GRAD:
-            called = certain.answer.rule == EVALUATION and certain.kept_at
+            called = certain.kept_at if certain.answer.rule == EVALUATION else None
             line = called or one.group.main.made_at
             if line in lines:
                 continue

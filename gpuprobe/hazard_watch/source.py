@@ -341,9 +341,9 @@ class EventSource(StreamSource):
     def _uninitialized(self, plan: Plan, result: Any, index: int) -> None:
         """Uninitialised memory: deterministic algorithms fill it, on the current stream."""
         if self.active.many_streams and isinstance(result, torch.Tensor):
-            found = self.touch(result)
-            if found is not None:
-                address, _ = found
+            touched = self.touch(result)
+            if touched is not None:
+                address, _ = touched
                 self.active.allocated(address, site_at_hand())
         if not fills_uninitialized():
             return
@@ -390,11 +390,11 @@ class EventSource(StreamSource):
                 write = written[at] and plan.writes(at, args)
                 if plan.rows and at == 0 and self._add_rows(accesses, shapes, plan, args, write):
                     continue
-                found = self.touch(value)
-                if found is None:
+                touched = self.touch(value)
+                if touched is None:
                     self.add_accesses(accesses, parts(value), written[at])
                 else:
-                    address, where = found
+                    address, where = touched
                     accesses.append((address, where, write))
                     shapes.append((where.low, value.shape))
             elif type(value) is list or type(value) is tuple:
@@ -405,8 +405,8 @@ class EventSource(StreamSource):
                 if isinstance(value, (torch.Tensor, list, tuple)):
                     self.add_accesses(accesses, value, written[names.index(name)])
         if plan.results:
-            found = self.touch(result) if isinstance(result, torch.Tensor) else None
-            if found is None:
+            touched = self.touch(result) if isinstance(result, torch.Tensor) else None
+            if touched is None:
                 made: _Accesses = []
                 self.add_accesses(made, result, True)
                 # A result may be an argument itself (the weights of a cuDNN RNN).
@@ -416,7 +416,7 @@ class EventSource(StreamSource):
                     if (address, where, False) not in accesses
                 ]
             else:
-                address, where = found
+                address, where = touched
                 accesses.append((address, where, True))
                 shapes.append((where.low, result.shape))
         return accesses, shapes
@@ -431,10 +431,10 @@ class EventSource(StreamSource):
         if whole is None:
             return False
         address, where = whole
-        found = rows.pieces(self.machine, plan.name, args, where)
-        if found is None:
+        pieces = rows.pieces(self.machine, plan.name, args, where)
+        if pieces is None:
             return False
-        for piece in found:
+        for piece in pieces:
             accesses.append((address, piece, write))
             shapes.append((piece.low, args[0].shape))
         return True
@@ -598,9 +598,9 @@ class EventSource(StreamSource):
             self.machine.place_of(value)  # adds the tag of a storage in there
         tag = self.machine.tags.get(key)
         if tag is not None:
-            found = self.touch(value) if tag.place == PINNED else None
-            if found is not None:
-                address, where = found
+            touched = self.touch(value) if tag.place == PINNED else None
+            if touched is not None:
+                address, where = touched
                 self.engine.apply(HostAccess(address, where, write, op, site_at_hand()))
         elif self.collectives.flying:
             self.collectives.host_use(value, write, op, site_at_hand())
@@ -608,9 +608,9 @@ class EventSource(StreamSource):
     @_guarded
     def host_use(self, tensor: Tensor, write: bool, op: str, note: str = "") -> None:
         """The host touches a pinned tensor without an operator."""
-        found = self.touch(tensor)
-        if found is not None:
-            address, where = found
+        touched = self.touch(tensor)
+        if touched is not None:
+            address, where = touched
             self.engine.apply(HostAccess(address, where, write, op, site_at_hand(), note))
 
     @_guarded

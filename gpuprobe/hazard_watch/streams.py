@@ -341,20 +341,20 @@ class StreamSource:
 
     def add_accesses(self, accesses: list[BlockAccess], value: object, write: bool) -> None:
         if isinstance(value, torch.Tensor):
-            found = self.touch(value)
-            if found is not None:
-                address, where = found
+            touched = self.touch(value)
+            if touched is not None:
+                address, where = touched
                 accesses.append((address, where, write))
                 return
             value = parts(value)  # a sparse one's
         if isinstance(value, (list, tuple)):
             touch = self.touch
             for item in value:  # hundreds, of an optimizer's operators
-                found = touch(item) if isinstance(item, torch.Tensor) else None
-                if found is None:
+                touched = touch(item) if isinstance(item, torch.Tensor) else None
+                if touched is None:
                     self.add_accesses(accesses, item, write)
                 else:
-                    address, where = found
+                    address, where = touched
                     accesses.append((address, where, write))
 
     # -- work and synchronisation

@@ -415,6 +415,11 @@ def _inserted(text: ProgramText, line: int, call: str, where: Where) -> list[Rep
 
 
 def _freed_gradients(text: ProgramText, line: int) -> list[Replacement] | Refused:
+    zeroed = {
+        ast.unparse(one.value)
+        for one in ast.walk(text.tree)
+        if isinstance(one, ast.Attribute) and one.attr == "zero_grad"
+    }
     for node in text.statements(line):
         call = node.value if isinstance(node, ast.Expr) else None
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
@@ -425,8 +430,7 @@ def _freed_gradients(text: ProgramText, line: int) -> list[Replacement] | Refuse
         if "scaler" in ast.unparse(optimizer).lower() and call.args:
             optimizer = call.args[0]
         name = ast.unparse(optimizer)
-        zeroed = [one for one in ast.walk(text.tree) if isinstance(one, ast.Attribute)]
-        if f"{name}.zero_grad" in map(ast.unparse, zeroed):
+        if name in zeroed:
             return inserted_after(text, node, f"{name}.zero_grad(set_to_none=True)")
     return Refused(Refusal.NO_STATEMENT, "the step of an optimizer whose gradients are zeroed")
 

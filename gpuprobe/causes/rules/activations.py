@@ -137,13 +137,13 @@ class _Roots:
         live = self._live
         if live.how(row) is not Made.POINTWISE or not depth:
             return None
-        found = set()
+        roots = set()
         for operand in live.operands(row):
             if live.ledger.requested[operand] != live.ledger.requested[row]:
                 return None
             root = self.of(operand, depth - 1) if _same_function(live, operand, row) else None
-            found.add(operand if root is None else root)
-        return found.pop() if len(found) == 1 else None
+            roots.add(operand if root is None else root)
+        return roots.pop() if len(roots) == 1 else None
 
 
 def _same_function(live: LiveMemory, one: int, other: int) -> bool:

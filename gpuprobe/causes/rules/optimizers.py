@@ -43,7 +43,7 @@ def _foreach(live: LiveMemory) -> Iterator[Excess]:
         main,
         rows,
         "with the temporaries of one parameter at a time",
-        sizes=_of_one_parameter(live, main, rows) | {row: 0 for row in alike if row not in rows},
+        sizes=dict.fromkeys(alike, 0) | _of_one_parameter(live, main, rows),
     )
 
 
