@@ -69,6 +69,12 @@ VARIABLES = {
 }
 
 
+def needs(library: str) -> None:
+    """Skip the test without it. Not imported here: some change the environment."""
+    if find_spec(library) is None:
+        pytest.skip(f"{library} is not installed: make test-integrations")
+
+
 def run(folder: Path, program: str, *arguments: str) -> list[dict[str, Any]]:
     """The documents that a program prints."""
     (folder / "train.py").write_text(program)
@@ -89,8 +95,8 @@ def run(folder: Path, program: str, *arguments: str) -> list[dict[str, Any]]:
     ("tracker", "read"), [("tensorboard", TENSORBOARD), ("wandb", WANDB), ("mlflow", MLFLOW)]
 )
 def test_a_trainer_logs_them(tmp_path: Path, tracker: str, read: str) -> None:
-    pytest.importorskip("accelerate")
-    pytest.importorskip(tracker)
+    needs("accelerate")
+    needs(tracker)
     logged, result = run(tmp_path, TRAINER + read + OUTPUT, tracker)
     (recording,) = tmp_path.glob("trainer*")
     expected = gpuprobe.metrics(recording)
@@ -102,7 +108,7 @@ def test_a_trainer_logs_them(tmp_path: Path, tracker: str, read: str) -> None:
 
 
 def test_a_trainer_of_trl_logs_them(tmp_path: Path) -> None:
-    pytest.importorskip("trl")
+    needs("trl")
     program = (
         MODEL
         + """
@@ -132,7 +138,7 @@ result = trainer.train().metrics
 
 
 def test_lightnings_loggers_get_them(tmp_path: Path) -> None:
-    pytest.importorskip("lightning")
+    needs("lightning")
     program = (
         MODEL
         + """
@@ -169,8 +175,8 @@ logged = {name: float(value) for name, value in rows[-1].items() if value}
 
 
 def test_accelerates_trackers_take_them(tmp_path: Path) -> None:
-    pytest.importorskip("accelerate")
-    pytest.importorskip("tensorboard")
+    needs("accelerate")
+    needs("tensorboard")
     program = (
         MODEL
         + """
@@ -196,8 +202,7 @@ accelerator.end_training()
 
 
 def test_the_workers_of_ray_are_ranks(tmp_path: Path) -> None:
-    if find_spec("ray") is None:  # importing it changes the environment
-        pytest.skip("ray is not installed")
+    needs("ray")
     (tmp_path / "train.py").write_text(
         """\
 import torch
