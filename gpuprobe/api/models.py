@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -75,24 +76,27 @@ def model_script(
             raise EnvironmentUnavailable(
                 f"the script cannot be written: {error.strerror or error}: {output or 'TMPDIR'}"
             ) from error
-        stack.enter_context(_quiet_transformers())
+        stack.enter_context(_quiet_libraries())
         yield ModelScript(str(path), ModelChanges(run, folder), run.in_words)
 
 
 @contextlib.contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    """Inside, transformers logs no warnings, unless the user has chosen a level: they are about a
-    configuration that the user did not write. It reads the variable when it is imported.
+def _quiet_libraries() -> Iterator[None]:
+    """Inside, transformers and PEFT print no warnings, also in processes that are started, unless
+    the user has chosen a level: they are about a script that the user did not write. transformers
+    reads its variable when it is imported.
     """
-    name = "TRANSFORMERS_VERBOSITY"
-    if name in os.environ:
-        yield
-        return
-    os.environ[name] = "error"
-    try:
-        yield
-    finally:
-        os.environ.pop(name, None)
+    quiet = {"TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore"}
+    quiet = {name: value for name, value in quiet.items() if name not in os.environ}
+    os.environ.update(quiet)
+    with warnings.catch_warnings():
+        if "PYTHONWARNINGS" in quiet:
+            warnings.simplefilter("ignore")
+        try:
+            yield
+        finally:
+            for name in quiet:
+                os.environ.pop(name, None)
 
 
 def _check_pairs(options: Mapping[str, object]) -> None:

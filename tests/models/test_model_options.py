@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 
 import pytest
@@ -97,9 +98,14 @@ def test_transformers_logs_no_warnings_about_what_gpuprobe_wrote(
     monkeypatch.setattr(run, "find_spec", lambda name: object())
     name = "TRANSFORMERS_VERBOSITY"
     monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("PYTHONWARNINGS", raising=False)
     with model_script("gpt2"):
         assert os.environ[name] == "error"
-    assert name not in os.environ
+        with warnings.catch_warnings(record=True) as shown:
+            warnings.warn("PEFT reads a deprecated attribute", FutureWarning, stacklevel=1)
+            assert not shown
+        assert os.environ["PYTHONWARNINGS"] == "ignore"
+    assert not {name, "PYTHONWARNINGS"} & set(os.environ)
     monkeypatch.setenv(name, "info")  # the user's choice
     with model_script("gpt2"):
         assert os.environ[name] == "info"
