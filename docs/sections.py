@@ -534,14 +534,12 @@ def metrics() -> str:
     """Every metric that ``gpuprobe export`` has, from its tables."""
     from gpuprobe.reporters.metrics.exporter import SELF_METRICS
     from gpuprobe.reporters.metrics.gpu import GPU_METRICS
-    from gpuprobe.reporters.metrics.metrics import Metric, otel_name
+    from gpuprobe.reporters.metrics.metrics import Metric
     from gpuprobe.reporters.metrics.run import RUN_METRICS
 
     def row(metric: Metric, common: tuple[str, ...]) -> tuple[str, ...]:
         labels = "".join(f" `{label}`" for label in metric.labels if label not in common)
-        derived = otel_name(metric.name, metric.unit)
-        otel = "" if metric.otel.name == derived else f" (`{metric.otel.name}`)"
-        return (f"`{metric.name}`{labels}", metric.help + otel)
+        return (f"`{metric.name}`{labels}", metric.help)
 
     parts = (
         ("GPUs", ("uuid", "index", "name"), GPU_METRICS),

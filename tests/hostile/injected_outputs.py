@@ -162,35 +162,6 @@ def _bundle(texts: list[str], folder: Path) -> int:
     return found
 
 
-def _otlp(texts: list[str], folder: Path) -> int:
-    """What is sent, decoded: each name is a value, and no more."""
-    from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
-
-    from gpuprobe.exporter.readings import ExportSettings, MachineMetrics, families_of
-    from gpuprobe.reporters.metrics.otlp import metrics_data
-
-    path = folder / "fleet.json"
-    fleet(texts, path)
-    runs = (_recording(list(texts), folder),)
-    with MachineMetrics(
-        ExportSettings(demo=str(path), runs=runs, discover=False, processes=8)
-    ) as meter:
-        families = families_of(meter.read())
-    sent = encode_metrics(metrics_data(families, taken_ns=1)).SerializeToString()
-    told = type(encode_metrics(metrics_data((), taken_ns=1))).FromString(sent)
-    found = 0
-    for metric in told.resource_metrics[0].scope_metrics[0].metrics:
-        assert metric.name.startswith(("hw.", "gpuprobe.", "process.")), metric.name
-        points = (metric.gauge if metric.HasField("gauge") else metric.sum).data_points
-        for point in points:
-            keys = [attribute.key for attribute in point.attributes]
-            assert len(set(keys)) == len(keys), keys
-            assert not any(MARK in key for key in keys), keys
-            values = "\n".join(attribute.value.string_value for attribute in point.attributes)
-            found += values.count(MARK)
-    return found
-
-
 def _log(texts: list[str], folder: Path) -> int:
     injections.log(folder / "log.jsonl", list(texts))
     ended = commands.run(["top", "--replay", str(folder / "log.jsonl"), "--once"])
@@ -382,7 +353,6 @@ OUTPUTS: dict[str, Output] = {
     "export --prometheus, of a machine": _of_machine(
         ["export", "--prometheus", "--once", "--no-discovery"], harmless_prometheus
     ),
-    "export --otlp": _otlp,
     "info": _of_machine(["info"], harmless_text),
     "info -v": _of_machine(["info", "-v"], harmless_text),
     "info --json": _of_machine(["info", "--json"], harmless_printed_json),
