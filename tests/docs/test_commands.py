@@ -117,11 +117,6 @@ SKIPPED = {
         "run by tests/step_time/test_scaling.py",
     ),
     (
-        "docs/how-to/find-out-why-a-job-hangs.md",
-        "gpuprobe hang /dumps",
-        "run by tests/recording/test_flight.py",
-    ),
-    (
         "docs/how-to/plan-a-vllm-deployment.md",
         "gpuprobe estimate --gpu h100-80gb -- vllm serve ./llama-3.1-8b --max-model-len 8192 "
         "--gpu-memory-utilization 0.95",
