@@ -5,10 +5,11 @@
     python benchmarks/oracle.py compare FILE FILE [--show N]
 
 ``collect`` runs torch's own samples of its operators (`op_db`), forward and backward, with all
-values, or with ``--sizes`` the random larger calls of `oracle_sizes.py`, and appends to FILE what each allocated and freed (size,
-stream, line, in order), the shape, stride, dtype and device of its results, and the type of its
-error. ``cuda`` is the machine's own GPU, ``native`` a simulated one. They run in forked processes;
-a crash or an endless loop loses one sample, and what FILE has is not run again. Needs expecttest.
+values, or with ``--sizes`` the random larger calls of `oracle_sizes.py`, and appends to FILE what
+each allocated and freed (size, stream, line, in order), the shape, stride, dtype and device of its
+results, and the type of its error. ``cuda`` is the machine's own GPU, ``native`` a simulated one.
+They run in forked processes; a crash or an endless loop loses one sample, and what FILE has is not
+run again. Needs expecttest.
 
 ``compare`` prints how many calls are equal, then the operators that differ with the
 first difference of each. Each sample runs once before it is measured, so that what only the first
