@@ -356,7 +356,7 @@ def test_what_hangs_without_a_part_ends_with_the_budget(project: Path) -> None:
 def test_switched_off_the_order_is_by_rules(project: Path) -> None:
     edit(project, "parts/model.py", ("@torch.no_grad()\n", ""))
     edit(project, "train.py", HARMLESS)
-    document = checked(project, "--no-blame")
+    document = checked(project, "--blame-budget", "0")
     assert document["trials"] == ["changes were not tried: switched off"]
     assert first(document)["place"].startswith("parts/model.py:9")
     assert first(document)["saved"] is None
@@ -378,7 +378,8 @@ def test_an_eager_program_runs_and_is_repeated_without_the_compiler(
             "        print('torch._dynamo' in sys.modules, os.getcwd(), file=file)\n",
         ),
     )
-    command = [sys.executable, "-m", "gpuprobe", "check", "--baseline", "memory.json", "--no-blame"]
+    command = [sys.executable, "-m", "gpuprobe", "check", "--baseline", "memory.json"]
+    command += ["--blame-budget", "0"]
     done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
     measured, repeated = runs.read_text().splitlines()

@@ -34,7 +34,7 @@ BAD = {
     "info": (["--demo", "none"], ["--source", "none"]),
     "mcp": (["--timeout", "0"],),
     "replay": (["missing"], ["empty.gpuprobe"], ["--capacity", "8", "x"]),
-    "report": (["missing"], ["empty.gpuprobe"], [], ["x", "--hazards", "y"]),
+    "report": (["missing"], ["empty.gpuprobe"], []),
     "run": (["missing.py"], [], ["--level", "none", "x.py"], ["--endless", "empty.py"]),
     "scale": (["missing"], ["empty.gpuprobe"]),
     "top": (["--interval", "0"], ["--demo", "none"], ["--replay", "missing", "--once"]),

@@ -75,11 +75,6 @@ def of_log(target: str, out: str) -> list[list[str]]:
     return [["top", "--replay", target, "--once"]]
 
 
-def of_hazards(target: str, out: str) -> list[list[str]]:
-    page = ["report", str(GOOD), "--html", f"{out}/r.html", "--force", "--hazards"]
-    return [[*page, target]]
-
-
 def of_configuration(target: str, out: str) -> list[list[str]]:
     """Run in the folder of the file."""
     return [
@@ -108,7 +103,6 @@ COMMANDS: dict[str, Callable[[str, str], list[list[str]]]] = {
     "snapshot": of_snapshot,
     "baseline": of_baseline,
     "log": of_log,
-    "hazards": of_hazards,
     "configuration": of_configuration,
 }
 

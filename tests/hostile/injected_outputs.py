@@ -242,21 +242,6 @@ def _hazards(check: Check, draw: str) -> Output:
     return output
 
 
-def _hazard_page(texts: list[str], folder: Path) -> int:
-    from gpuprobe.hazards.findings.results import Hazards
-    from gpuprobe.reporters.json import hazards as hazards_json
-
-    with (folder / "h.json").open("w") as stream:
-        hazards_json.write(Hazards(findings=findings(texts)), stream)
-    document = (folder / "h.json").read_text()
-    harmless_json(document)
-    page = folder / "h.html"
-    argv = ["report", str(commands.GOOD), "--html", str(page), "--hazards", str(folder / "h.json")]
-    ended = commands.run(argv)
-    assert ended.code == 0, ended.talk
-    return _shown(page.read_text("utf-8"), harmless_html)
-
-
 # -- screens
 
 
@@ -366,14 +351,12 @@ OUTPUTS: dict[str, Output] = {
     "hazards, JUnit": _junit,
     "hazards, annotations for GitHub": _annotations("github", harmless_commands),
     "hazards, annotations for GitLab": _annotations("gitlab", harmless_json),
-    "hazards, HTML": _hazard_page,
     "pytest plugin": _tests,
 }
 PAGES = {
     "report --html": "r.html",
     "diff --html": "d.html",
     "check --html": "c.html",
-    "hazards, HTML": "h.html",
     "in a notebook": "n.html",
 }
 """The pages among them, and where each is."""

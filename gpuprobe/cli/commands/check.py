@@ -68,14 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=seconds,
         metavar="SECONDS",
         help="if memory grew, search for the cause, by runs with parts of the change reverted, for "
-        "at most this long (default: twice the time of the check; 0: do not)",
-    )
-    parser.add_argument(
-        "--no-blame",
-        action="store_const",
-        const=0.0,
-        dest="blame_budget",
-        help="do not run the script again to find the cause: rank the changes by rules",
+        "at most this long (default: twice the time of the check; 0: rank the changes by rules)",
     )
     annotate.add_option(parser, "--annotations")
     add_script(parser)

@@ -23,7 +23,6 @@ from gpuprobe.analysis.baseline.model import CheckResult
 from gpuprobe.analysis.compare.diff import Diff
 from gpuprobe.analysis.inspection.tracks import Track
 from gpuprobe.analysis.peak.flame import FlameNode
-from gpuprobe.hazards.findings.results import Hazards
 from gpuprobe.model.report import Report, Steps, cut_to
 from gpuprobe.model.run.recording import StepRows
 from gpuprobe.model.text import human_bytes, human_delta
@@ -38,7 +37,6 @@ from gpuprobe.reporters.json import diff as diff_json
 from gpuprobe.reporters.json import report as report_json
 from gpuprobe.reporters.sections.check import run_sections
 from gpuprobe.reporters.sections.diff import caution_section, compiled_section, peak_sections
-from gpuprobe.reporters.sections.hazards import hazard_sections
 from gpuprobe.reporters.sections.parts import Line, Section, peak_text, plural
 from gpuprobe.reporters.sections.report import MOST_FINDINGS, facts, outcome, report_sections
 from gpuprobe.reporters.sections.report.memory import causes_section
@@ -48,7 +46,6 @@ ROWS = 400
 
 _SCRIPTS = ("base.js", "blocks.js", "timeline.js", "trees.js", "main.js")
 _IN_CARDS = ("head", "recording", "peak", "advice")
-_WORDS = ("findings", "not-seen", "environment")  # after the figures; the last is in every page
 
 Trees = dict[str, FlameNode]
 
@@ -84,7 +81,6 @@ def write(
     tracks: Sequence[Track] = (),
     trees: Trees | None = None,
     problems: Sequence[str] = (),
-    hazards: Hazards | None = None,
     courses: Courses | None = None,
 ) -> None:
     """Write the page of a recording to a text stream (UTF-8).
@@ -106,12 +102,11 @@ def write(
         timeline_section(data["tracks"]),
         peak_section(data["trees"]),
     ]
-    listed = [name for name in found if name not in _IN_CARDS]
-    words = next(name for name in listed if name in _WORDS)
-    for name in listed:
-        if name == words and hazards is not None:
-            body += map(draw.section, hazard_sections(hazards, full=True))
-        body.append(draw.section(found[name], charts.get(name)))
+    body += [
+        draw.section(section, charts.get(name))
+        for name, section in found.items()
+        if name not in _IN_CARDS
+    ]
     page(
         stream,
         title=report.recording.name,
