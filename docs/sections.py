@@ -618,6 +618,7 @@ def results_of(benchmark: str, *arguments: str) -> str:
 def gpus() -> str:
     """The GPU catalogue; `gpuprobe/catalogue/gpus.json` has where each figure was read."""
     from gpuprobe.catalogue.file import built_in
+    from gpuprobe.catalogue.gpu_model import cublas_workspace
 
     rows = []
     for model in built_in():
@@ -629,7 +630,7 @@ def gpus() -> str:
                 f"{low:.0f} to {high:.0f}",
             )
         )
-        large = model.cublas_workspace_bytes == 32 << 20
+        large = cublas_workspace(model.capability) == 32 << 20
         assert large == (model.major >= 9), model.name  # the page has the rule
     return table(("name", "memory, bytes", "context, MiB"), rows)
 
