@@ -14,7 +14,6 @@ from gpuprobe.errors import DataError, GpuprobeError, UsageError
 from gpuprobe.model.io.files import new_file
 
 if TYPE_CHECKING:
-    from gpuprobe.analysis.baseline.model import CheckResult
     from gpuprobe.analysis.peak.flame import FlameNode
     from gpuprobe.model.findings import Finding
     from gpuprobe.model.run.recording import RankRecording, Recording
@@ -89,17 +88,6 @@ def write_diff(before: Recording, after: Recording, path: StrPath, *, force: boo
         problems += [f"{name}: {problem}" for problem in unread]
     with new_file(path, force) as stream:
         html_report.write_diff(changes, _text(stream), tracks=sides, problems=problems)
-    return Path(path)
-
-
-def write_check(*results: CheckResult, path: StrPath, title: str = "memory check") -> Path:
-    """Write checks against baselines as one HTML page that needs nothing else; replaces the page
-    of an earlier check. Raises UsageError if it cannot be written.
-    """
-    from gpuprobe.reporters.html import report as html_report
-
-    with new_file(path, True) as stream:
-        html_report.write_check(*results, stream=_text(stream), title=title)
     return Path(path)
 
 

@@ -326,7 +326,6 @@ OUTPUTS: dict[str, Output] = {
     "check, of an incomplete recording": _of_recording(["check", "X", *CHECK[2:]], harmless_text),
     "check --json": _of_recording([*CHECK, "--json"], harmless_printed_json),
     "check --markdown": _of_recording([*CHECK, "--markdown"], harmless_markdown),
-    "check --html": _of_recording([*CHECK, "--html", "c.html"], harmless_html, "c.html"),
     "check --sarif": _of_recording([*CHECK, "--sarif", "s"], harmless_sarif, "s"),
     "check --junit": _of_recording([*CHECK, "--junit", "j"], harmless_xml, "j"),
     "baseline update": _of_recording(
@@ -356,7 +355,6 @@ OUTPUTS: dict[str, Output] = {
 PAGES = {
     "report --html": "r.html",
     "diff --html": "d.html",
-    "check --html": "c.html",
     "in a notebook": "n.html",
 }
 """The pages among them, and where each is."""

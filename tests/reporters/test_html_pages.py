@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
-import io
 import json
 import re
 import shutil
@@ -20,7 +19,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_builders import MIB, recording, session, step, trace
 
-from gpuprobe.analysis.baseline.model import CheckResult, MetricResult
 from gpuprobe.analysis.compare.diff import Diff, DiffRow, PeakDiff
 from gpuprobe.api import views
 from gpuprobe.api.recordings import diff, report
@@ -30,12 +28,10 @@ from gpuprobe.model.memory import Category
 from gpuprobe.model.place import Place
 from gpuprobe.model.text import visible
 from gpuprobe.model.values import Peak
-from gpuprobe.reporters.html import report as html_compare
 from gpuprobe.reporters.html import report as html_report
 from gpuprobe.reporters.html.data import pack, unpack
 from gpuprobe.reporters.html.draw import Drawing, excerpt
 from gpuprobe.reporters.html.markup import el, script_json
-from gpuprobe.reporters.json import check as check_json
 from gpuprobe.reporters.json import diff as diff_json
 from gpuprobe.reporters.sections.diff import peak_sections
 
@@ -245,43 +241,6 @@ def test_bars_of_a_diff_are_drawn() -> None:
     shown = "".join(map(Drawing().section, sections))
     page = Page(shown)
     assert [tag for tag, _ in page.elements].count("rect") == 2
-
-
-def check(*, ok: bool, mismatches: tuple[str, ...] = ()) -> CheckResult:
-    after = 105 if ok else 300
-    row = DiffRow("model.py:88", 100, after, 1, 1, "changed", "")
-    metric = MetricResult(
-        "peak_allocated", "bytes", 100, after, 110, "10%", "baseline",
-        "" if ok else f"+200 B at model.py:88 in {HOSTILE}", "" if ok else "model.py:88 in forward",
-        rows=(row,),
-    )  # fmt: skip
-    syncs = MetricResult("implicit_syncs", "count", 0, 0 if ok else 2, 0)
-    rows = dict.fromkeys(("line", "category", "module"), (row,))
-    return CheckResult((metric, syncs), (), rows, metric.cause, mismatches, ("mind this",))
-
-
-@pytest.mark.parametrize("ok", [True, False])
-def test_a_check_is_the_document(ok: bool, tmp_path: Path) -> None:
-    result = check(ok=ok)
-    path = views.write_check(result, path=tmp_path / "check.html", title=HOSTILE)
-    views.write_check(result, path=tmp_path / "check.html", title=HOSTILE)  # the next run's
-    page = Page(path.read_text("utf-8"))
-    assert page.data["check"] == json.loads(json.dumps(check_json.document(result)))
-    assert ("memory is within the baseline" in page.text) == ok
-    assert ("2 metrics above the baseline" in page.text) != ok
-    assert ("First cause: +200 B at model.py:88" in page.text) != ok
-    assert "10% (baseline)" in page.text
-    assert "mind this" in page.text
-
-
-def test_a_baseline_of_another_environment_is_the_first_thing_said() -> None:
-    stream = io.StringIO()
-    result = replace(check(ok=True), mismatches=("torch: 2.13 there, 2.12 here",))
-    html_compare.write_check(result, stream=stream)
-    page = Page(stream.getvalue())
-    assert "from another environment" in page.text
-    assert "torch: 2.13 there, 2.12 here" in page.text
-    assert "within the baseline" not in page.text
 
 
 def test_the_commands(

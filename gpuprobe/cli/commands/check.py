@@ -50,7 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_formats(parser, "markdown")
     parser.add_argument("--sarif", type=Path, metavar="FILE", help="also write SARIF 2.1.0")
     parser.add_argument("--junit", type=Path, metavar="FILE", help="also write JUnit XML")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="also write an HTML page")
     parser.add_argument(
         "--repeat",
         type=positive,
@@ -233,7 +232,7 @@ def run(args: argparse.Namespace) -> int:
                 repeat=args.repeat,
             ),
         )
-    ensure_writable(args.sarif, args.junit, args.html)
+    ensure_writable(args.sarif, args.junit)
     alone = len(names) == 1
     results = []
     for name, (before, plan) in plans.items():
@@ -266,10 +265,6 @@ def _report(
 
     root = project or str(Path.cwd())
     found = write_findings(results, root, baseline, sarif=args.sarif, junit=args.junit)
-    if args.html is not None:
-        from gpuprobe.api.views import write_check
-
-        write_check(*results, path=args.html, title=args.target or args.html.name)
     if args.annotations is not None:
         args.annotations.write(found, baseline, project=project)
     render(CheckResults(results), format_of(args), sys.stdout)

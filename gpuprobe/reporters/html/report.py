@@ -1,5 +1,5 @@
-"""HTML pages that need nothing else, no network and no library: the report of a recording, a diff,
-and checks against baselines. Each page contains the JSON document of its result.
+"""HTML pages that need nothing else, no network and no library: the report of a recording, and a
+diff. Each page contains the JSON document of its result.
 
 Text and tables are plain HTML, so that they work without JavaScript, on paper and with a screen
 reader. Charts (curves, treemap, flame graph) are drawn by the page's script from data in the page.
@@ -19,7 +19,6 @@ from importlib.resources import files
 from typing import IO, Any
 
 from gpuprobe._version import __version__
-from gpuprobe.analysis.baseline.model import CheckResult
 from gpuprobe.analysis.compare.diff import Diff
 from gpuprobe.analysis.inspection.tracks import Track
 from gpuprobe.analysis.peak.flame import FlameNode
@@ -32,10 +31,8 @@ from gpuprobe.reporters.html.data import step_columns, track_data, tree_data
 from gpuprobe.reporters.html.draw import Drawing
 from gpuprobe.reporters.html.markup import Markup, Part, el, join, script_json
 from gpuprobe.reporters.html.markup import Part as Content
-from gpuprobe.reporters.json import check as check_json
 from gpuprobe.reporters.json import diff as diff_json
 from gpuprobe.reporters.json import report as report_json
-from gpuprobe.reporters.sections.check import run_sections
 from gpuprobe.reporters.sections.diff import caution_section, compiled_section, peak_sections
 from gpuprobe.reporters.sections.parts import Line, Section, peak_text, plural
 from gpuprobe.reporters.sections.report import MOST_FINDINGS, facts, outcome, report_sections
@@ -310,25 +307,4 @@ def write_diff(
         subtitle=f"{diff.before} → {diff.after}",
         body=body,
         data={"diff": diff_json.document(diff), "tracks": curves, "trees": {}, "steps": []},
-    )
-
-
-def write_check(*results: CheckResult, stream: IO[str], title: str = "memory check") -> None:
-    """Write the page of checks against baselines."""
-    draw = Drawing()
-    verdict, *rest = run_sections(*results, top=_ROWS)
-    banner = el(
-        "div",
-        el("p", el("b", verdict.title)),
-        draw.parts(verdict),
-        class_="banner ok" if all(result.ok for result in results) else "banner",
-    )
-    body: list[Part] = [el("section", banner, id="answer", aria_label="the answer")]
-    body += map(draw.section, rest)
-    page(
-        stream,
-        title=title,
-        subtitle=verdict.title,
-        body=body,
-        data={"check": check_json.document(*results), "tracks": [], "trees": {}, "steps": []},
     )
