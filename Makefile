@@ -113,12 +113,10 @@ dist:
 	.venv-dist/bin/python packaging/check_wheel.py dist/*.whl
 
 # With a CUDA build of torch in the environment that PYTHON names: PY=python3 make test-gpu
-# Then the same programs on the card and on a simulated one: what differs.
+# The same programs on the GPU and on a simulated one: record_truth.py of make bench-gpu, with --native
+# and --compare.
 test-gpu:
 	$(PY) -m pytest -m gpu -q
-	PYTHONPATH=. $(PY) benchmarks/oracle.py collect oracle-cuda.jsonl --engine cuda --programs
-	PYTHONPATH=. $(PY) benchmarks/oracle.py collect oracle-here.jsonl --engine native --programs
-	PYTHONPATH=. $(PY) benchmarks/oracle.py compare oracle-cuda.jsonl oracle-here.jsonl
 
 # Faults that Cosmic Ray makes in a copy of the tree, on a sample: see the script.
 mutants: $(STAMP_DEV)

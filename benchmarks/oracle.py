@@ -1,17 +1,17 @@
-"""What operators and programs allocate on a GPU and on the simulated one, allocation by allocation.
+"""What operators allocate on a GPU and on the simulated one, allocation by allocation.
 
     python benchmarks/oracle.py collect FILE --engine cuda|native [--dtypes float32]
-        [--samples 5] [--only PATTERN] [--programs | --sizes] [--shard I/N]
+        [--samples 5] [--only PATTERN] [--sizes] [--shard I/N]
     python benchmarks/oracle.py compare FILE FILE [--show N]
 
 ``collect`` runs torch's own samples of its operators (`op_db`), forward and backward, with all
-values, or with ``--programs`` those of `benchmarks/oracle_programs.py`, or with ``--sizes`` the
-random larger calls of `oracle_sizes.py`, and appends to FILE what each allocated and freed (size,
-stream, line, in order), the shape, stride, dtype and device of its results, and the type of its
-error. ``cuda`` is the machine's own GPU, ``native`` a simulated one. They run in forked processes;
-a crash or an endless loop loses one sample, and what FILE has is not run again. Needs expecttest.
+values, or with ``--sizes`` the random larger calls of `oracle_sizes.py`, and appends to FILE what
+each allocated and freed (size, stream, line, in order), the shape, stride, dtype and device of its
+results, and the type of its error. ``cuda`` is the machine's own GPU, ``native`` a simulated one.
+They run in forked processes; a crash or an endless loop loses one sample, and what FILE has is not
+run again. Needs expecttest.
 
-``compare`` prints how many calls are equal, then the operators and programs that differ with the
+``compare`` prints how many calls are equal, then the operators that differ with the
 first difference of each. Each sample runs once before it is measured, so that what only the first
 call allocates (workspaces of libraries) is left out. Frees of what was there before a call, and
 those after its last allocation, are not compared, nor is the order of frees that follow one
@@ -59,9 +59,7 @@ def main() -> int:
     collecting.add_argument("--dtypes", default="float32", help="names separated by commas")
     collecting.add_argument("--samples", type=int, default=5, help="of each operator; 0: all")
     collecting.add_argument("--only", default="", help="regular expression of names")
-    instead = collecting.add_mutually_exclusive_group()
-    instead.add_argument("--programs", action="store_true", help="whole programs instead")
-    instead.add_argument("--sizes", action="store_true", help="random larger calls instead")
+    collecting.add_argument("--sizes", action="store_true", help="random larger calls instead")
     collecting.add_argument("--gpu", default=GPU, help=f"without a GPU: which (default {GPU})")
     collecting.add_argument(
         "--limit", type=float, default=SECONDS, help=f"seconds for a sample (default {SECONDS})"
@@ -103,9 +101,7 @@ def collect(given: argparse.Namespace) -> None:
             file.write(json.dumps({"key": key, **entry}) + "\n")
             file.flush()
 
-        if given.programs:
-            _programs(given, done, add)
-        elif given.sizes:
+        if given.sizes:
             _sizes(given, done, add)
         else:
             _operators(given, done, add)
@@ -160,27 +156,6 @@ def _left(given: argparse.Namespace, done: set[str]) -> Iterator[tuple[str, Any,
             while f"{title} {first} forward" in done:
                 first += 1
             yield title, op, dtype, first
-
-
-def _programs(
-    given: argparse.Namespace, done: set[str], add: Callable[[str, dict[str, Any]], None]
-) -> None:
-    from oracle_programs import PROGRAMS
-
-    for name, text in list(PROGRAMS.items())[given.shard]:
-        if name in done or not re.search(given.only, name):
-            continue
-
-        def run(
-            report: Callable[[dict[str, Any]], None], name: str = name, text: str = text
-        ) -> None:
-            with _device(given):
-                code = compile(text, f"{name}.py", "exec")
-                entry = measured(lambda: exec(code, {"__name__": "__main__"}))
-            report({**entry, "results": []})
-
-        for entry in in_child(run, given.limit):
-            add(name, entry)
 
 
 def _sizes(

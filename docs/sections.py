@@ -534,14 +534,12 @@ def metrics() -> str:
     """Every metric that ``gpuprobe export`` has, from its tables."""
     from gpuprobe.reporters.metrics.exporter import SELF_METRICS
     from gpuprobe.reporters.metrics.gpu import GPU_METRICS
-    from gpuprobe.reporters.metrics.metrics import Metric, otel_name
+    from gpuprobe.reporters.metrics.metrics import Metric
     from gpuprobe.reporters.metrics.run import RUN_METRICS
 
     def row(metric: Metric, common: tuple[str, ...]) -> tuple[str, ...]:
         labels = "".join(f" `{label}`" for label in metric.labels if label not in common)
-        derived = otel_name(metric.name, metric.unit)
-        otel = "" if metric.otel.name == derived else f" (`{metric.otel.name}`)"
-        return (f"`{metric.name}`{labels}", metric.help + otel)
+        return (f"`{metric.name}`{labels}", metric.help)
 
     parts = (
         ("GPUs", ("uuid", "index", "name"), GPU_METRICS),
@@ -620,6 +618,7 @@ def results_of(benchmark: str, *arguments: str) -> str:
 def gpus() -> str:
     """The GPU catalogue; `gpuprobe/catalogue/gpus.json` has where each figure was read."""
     from gpuprobe.catalogue.file import built_in
+    from gpuprobe.catalogue.gpu_model import cublas_workspace
 
     rows = []
     for model in built_in():
@@ -631,7 +630,7 @@ def gpus() -> str:
                 f"{low:.0f} to {high:.0f}",
             )
         )
-        large = model.cublas_workspace_bytes == 32 << 20
+        large = cublas_workspace(model.capability) == 32 << 20
         assert large == (model.major >= 9), model.name  # the page has the rule
     return table(("name", "memory, bytes", "context, MiB"), rows)
 

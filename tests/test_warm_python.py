@@ -63,18 +63,6 @@ def test_it_is_as_with_an_interpreter(program: str, tmp_path: Path) -> None:
         assert found[2] == expected[2]
 
 
-def test_it_has_imported_torch_already_and_other_settings_start_an_interpreter(
-    tmp_path: Path,
-) -> None:
-    if warm_python.shared().python == sys.executable:
-        pytest.skip("this system has no file descriptors of processes")
-    program = "import sys; print('torch' in sys.modules)"
-    warm = warm_python.shared().python
-    assert run(warm, "-c", program, cwd=tmp_path)[1] == "True\n"
-    assert run(warm, "-c", program, cwd=tmp_path, PYTHONHASHSEED="5")[1] == "False\n"
-    assert run(warm, "-W", "ignore", "-c", program, cwd=tmp_path)[1] == "False\n"
-
-
 def test_the_allocator_has_the_setting_of_the_environment(tmp_path: Path) -> None:
     if warm_python.shared().python == sys.executable:
         pytest.skip("this system has no file descriptors of processes")
@@ -89,15 +77,6 @@ def test_the_allocator_has_the_setting_of_the_environment(tmp_path: Path) -> Non
         found = run(warm_python.shared().python, *words, cwd=tmp_path, **changes)
         assert found[:2] == (0, "True\nTrue\n"), found[2]
         (tmp_path / "program.gpuprobe").rename(tmp_path / name)
-
-
-def test_ranks_that_torchrun_starts_have_imported_torch_already(tmp_path: Path) -> None:
-    if warm_python.shared().python == sys.executable:
-        pytest.skip("this system has no file descriptors of processes")
-    (tmp_path / "rank.py").write_text("import sys; print('torch' in sys.modules)")
-    words = ("--standalone", "--nproc-per-node", "1", "rank.py")
-    torchrun = str(warm_python.shared().folder / "torchrun")
-    assert run(torchrun, *words, cwd=tmp_path, **warm_python.ranks())[:2] == (0, "True\n")
 
 
 def test_a_command_that_is_gone_ends_its_program(tmp_path: Path) -> None:

@@ -102,11 +102,11 @@ def estimate(
     conf: Conf = None,
     ranks: Annotated[int, Parameter("simulate one of this many processes", least=1)] = 1,
     rank: Rank = [0],  # noqa: B006
-    link: Annotated[
-        str, Parameter("with ranks: model the time of communication, as nvlink:h100,ib:ndr")
-    ] = "",
+    network: Annotated[
+        float, Parameter("with ranks: GB/s of each GPU's network adapter; 0: unknown", least=0)
+    ] = 0.0,
     per_node: Annotated[
-        int, Parameter("with link: ranks on each node; 0: the number of GPUs", least=0)
+        int, Parameter("with ranks: ranks on each node; 0: the number of GPUs", least=0)
     ] = 0,
 ) -> object:
     """Estimate whether a training script fits on a GPU, without that GPU. Executes the script for a
@@ -124,7 +124,7 @@ def estimate(
         assume=tuple(assume),
         ranks=ranks,
         rank=ranks_of(rank),
-        link=link,
+        network=network,
         per_node=per_node,
         suggest=True,
     )

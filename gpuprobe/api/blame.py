@@ -147,9 +147,7 @@ def change_of(
 class Blaming:
     """The trials of one failed check. ``root``: the project's folder."""
 
-    def __init__(
-        self, change: _Change, trials: Trials, options: BlameOptions, steps: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, change: _Change, trials: Trials, options: BlameOptions) -> None:
         self._change = change
         self._trials = trials
         self._options = options

@@ -135,9 +135,7 @@ def redactor_for(facts: MachineFacts, environ: Mapping[str, str]) -> Redactor:
     return Redactor(environ, users=users, homes=homes, hosts=hosts)
 
 
-def diagnose_ranks(
-    timeout: float = 30.0, *, environ: Mapping[str, str] | None = None
-) -> RankDiagnosis:
+def diagnose_ranks(timeout: float = 30.0) -> RankDiagnosis:
     """Check a distributed job from within: called on every rank, as under ``torchrun``.
 
     ``timeout``: seconds for the ranks to join and for each later step. Needs torch; creates a CUDA
@@ -147,7 +145,7 @@ def diagnose_ranks(
     """
     from gpuprobe.probes.distributed.meeting import check_ranks
 
-    return check_ranks(os.environ if environ is None else environ, timeout)
+    return check_ranks(os.environ, timeout)
 
 
 def diagnosis_lines(diagnosis: Diagnosis, columns: int) -> list[DrawnLine]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuprobe.errors import DataError
@@ -14,14 +13,13 @@ if TYPE_CHECKING:
     from gpuprobe.allocator.results import ReplayResult
     from gpuprobe.analysis.compare.diff import Diff
     from gpuprobe.model.report import Report
-    from gpuprobe.model.run.jobs import HangReport, Scaling
+    from gpuprobe.model.run.jobs import Scaling
     from gpuprobe.model.run.recording import Recording
     from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
 
 __all__ = [
     "ReportDocument",
     "diff",
-    "hang",
     "load",
     "metrics",
     "replay",
@@ -79,35 +77,6 @@ def scale(*recordings: Recording | str | os.PathLike[str], work: str = "step") -
     if work not in ("step", "run"):
         raise UsageError(f"work is 'step' or 'run', not {work!r}")
     return scale([_loaded(recording) for recording in recordings], work)
-
-
-def hang(directory: str | os.PathLike[str]) -> HangReport:
-    """Why a job hangs, from the Flight Recorder dumps in a directory (a file for each rank, whose
-    name ends with the rank): the first collective that ranks have not called, or in which they
-    differ, with the lines that called it; what the first rank sends, and which ranks are the last
-    to come. The dumps are read, never executed.
-
-    Raises UsageError if there is no such directory, NotARecording if it has no dumps, DataError if
-    none can be read.
-    """
-    from gpuprobe.analysis.communication import transfers
-    from gpuprobe.analysis.ranks.hang import arrivals, find_hangs
-    from gpuprobe.model.run.jobs import HangReport
-    from gpuprobe.recording.many.flight import read_dumps
-
-    dumps = read_dumps(Path(directory))
-    groups, hangs = find_hangs(dumps.called)
-    ranks = tuple(sorted(dumps.called))
-    return HangReport(
-        os.fspath(directory),
-        ranks,
-        groups,
-        hangs,
-        dumps.skipped,
-        transfers(dumps.called[ranks[0]]),
-        arrivals(dumps.called),
-        dumps.unreadable,
-    )
 
 
 class ReportDocument(dict[str, Any], Displayed):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gpuprobe.model.plans.gpu_table import GpuTable
     from gpuprobe.model.plans.serving import ServingEstimate, ServingFit
     from gpuprobe.model.report import Report
-    from gpuprobe.model.run.jobs import HangReport, Scaling
+    from gpuprobe.model.run.jobs import Scaling
     from gpuprobe.model.run.totals import Run
     from gpuprobe.reporters.sections.parts import Section
 
@@ -184,12 +184,6 @@ def _fit_sections(result: Fit, options: Options) -> list[Section]:
     return fit_sections(result)
 
 
-def _hang_sections(result: HangReport, options: Options) -> list[Section]:
-    from gpuprobe.reporters.sections.jobs import hang_sections
-
-    return hang_sections(result)
-
-
 def _hazard_sections(result: Hazards, options: Options) -> list[Section]:
     from gpuprobe.reporters.sections.hazards import hazard_sections
 
@@ -304,12 +298,6 @@ def _error_document(result: GpuprobeError, options: Options) -> Document:
     return error(result)
 
 
-def _hang_document(result: HangReport, options: Options) -> Document:
-    from gpuprobe.reporters.json.jobs import HANG
-
-    return HANG.plain(result)
-
-
 def _hazard_document(result: Hazards, options: Options) -> Document:
     from gpuprobe.reporters.json.hazards import document
 
@@ -393,7 +381,6 @@ _RESULTS: dict[str, _Result] = {
     "Fit": _Result(_fit_document, _fit_sections),
     "GpuTable": _Result(_gpu_table_document, _gpu_table_sections),
     "GpuprobeError": _Result(_error_document),
-    "HangReport": _Result(_hang_document, _hang_sections),
     "Hazards": _Result(_hazard_document, _hazard_sections),
     "Inventory": _Result(_inventory_document, text=_write_inventory),
     "ProgramRun": _Result(_program_run_document),

@@ -11,7 +11,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 from gpuprobe.errors import EnvironmentUnavailable
@@ -84,12 +83,7 @@ class Trials:
             ) from error
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -11,29 +11,21 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from gpuprobe.errors import DataError, GpuprobeError, UsageError
-from gpuprobe.model.io.files import new_file, read_text
+from gpuprobe.model.io.files import new_file
 
 if TYPE_CHECKING:
-    from gpuprobe.analysis.baseline.model import CheckResult
     from gpuprobe.analysis.peak.flame import FlameNode
-    from gpuprobe.hazards.findings.results import Hazards
     from gpuprobe.model.findings import Finding
     from gpuprobe.model.run.recording import RankRecording, Recording
 
 StrPath = str | os.PathLike[str]
 
 
-def write_report(
-    recording: Recording,
-    path: StrPath,
-    *,
-    hazards: Hazards | None = None,
-    force: bool = False,
-) -> tuple[Path, ...]:
-    """Write the report as one HTML page that needs nothing else.
+def write_report(recording: Recording, path: StrPath, *, force: bool = False) -> tuple[Path, ...]:
+    """Write the report as one HTML page that needs nothing else. Returns the path.
 
-    ``hazards`` (from `read_hazards`) are added to the page. Returns the path. Raises UsageError if
-    ``path`` exists (unless ``force``) or cannot be written, DataError if nothing was recorded yet.
+    Raises UsageError if ``path`` exists (unless ``force``) or cannot be written, DataError if
+    nothing was recorded yet.
     """
     from gpuprobe.analysis.inspection.tracks import tracks
     from gpuprobe.recording.summary import summarize
@@ -48,7 +40,6 @@ def write_report(
             tracks=found,
             trees=_trees(recording),
             problems=problems,
-            hazards=hazards,
             courses=timelines_of(recording.ranks),
         )
     return (Path(path),)
@@ -98,41 +89,6 @@ def write_diff(before: Recording, after: Recording, path: StrPath, *, force: boo
     with new_file(path, force) as stream:
         html_report.write_diff(changes, _text(stream), tracks=sides, problems=problems)
     return Path(path)
-
-
-def write_check(*results: CheckResult, path: StrPath, title: str = "memory check") -> Path:
-    """Write checks against baselines as one HTML page that needs nothing else; replaces the page
-    of an earlier check. Raises UsageError if it cannot be written.
-    """
-    from gpuprobe.reporters.html import report as html_report
-
-    with new_file(path, True) as stream:
-        html_report.write_check(*results, stream=_text(stream), title=title)
-    return Path(path)
-
-
-def read_hazards(path: StrPath) -> Hazards:
-    """Read a hazards document, as ``gpuprobe run --hazards-json`` writes it.
-
-    Raises UsageError if there is no such file, DataError if it is not a hazards document.
-    """
-    import json
-
-    from gpuprobe.reporters.json.hazards import from_document
-
-    where = Path(path)
-    try:
-        found = json.loads(read_text(where))
-    except FileNotFoundError:
-        raise UsageError(
-            f"no such file: {where}", hint="create one with gpuprobe run --hazards-json FILE"
-        ) from None
-    except (OSError, ValueError, RecursionError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise DataError(f"cannot read {where}: {reason}") from error
-    if not isinstance(found, dict) or found.get("schema") != "gpuprobe.hazards":
-        raise DataError(f"{where} is not a hazards document")
-    return from_document(found, str(where))
 
 
 def write_perfetto(recording: Recording, path: StrPath, *, force: bool = False) -> tuple[Path, ...]:

@@ -70,11 +70,6 @@ class GpuModel:
         return self.context[1]
 
     @property
-    def cublas_workspace_bytes(self) -> int:
-        """What one cuBLAS handle takes on one stream with the newest torch known here."""
-        return cublas_workspace(self.capability)
-
-    @property
     def resident_threads(self) -> int:
         """Threads that run at once on the whole GPU. The context reserves memory for each."""
         return self.multi_processor_count * self.max_threads_per_multi_processor

@@ -1,1 +1,1 @@
-"""Metrics of this machine and its runs, for Prometheus and OTLP."""
+"""Metrics of this machine and its runs, for Prometheus."""

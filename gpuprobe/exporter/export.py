@@ -7,10 +7,8 @@ import os
 import queue
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NamedTuple
 
@@ -19,9 +17,7 @@ from gpuprobe.exporter.readings import ExportSettings, MachineMetrics, families_
 from gpuprobe.model.io.files import is_special, new_file
 
 if TYPE_CHECKING:
-    from gpuprobe.exporter.readings import ReadingThread
     from gpuprobe.reporters.metrics.metrics import Family
-    from gpuprobe.reporters.metrics.otlp import OtlpPusher
 
 
 class Once(NamedTuple):
@@ -38,25 +34,18 @@ def export_once(
     *,
     stream: IO[str] | None = None,
     textfile: str | None = None,
-    otlp: str | None = None,
 ) -> Once:
-    """Read once, write the metrics in Prometheus' text format to ``stream`` and into ``textfile``,
-    and push them to the endpoint ``otlp`` (``http://localhost:4318``).
+    """Read once, and write the metrics in Prometheus' text format to ``stream`` and into
+    ``textfile``.
 
-    Raises UsageError for an unknown fleet, for a run that is a file, for a malformed endpoint and
-    if ``textfile`` cannot be written; MissingExtra if a package that ``otlp`` needs is not
-    installed, EnvironmentUnavailable if the endpoint rejects the metrics. A machine without a
-    driver is not an error: the metrics report it.
+    Raises UsageError for an unknown fleet, for a run that is a file and if ``textfile`` cannot be
+    written. A machine without a driver is not an error: the metrics report it.
     """
     from gpuprobe.reporters.metrics import prometheus
 
-    with ExitStack() as stack:
-        meter = stack.enter_context(MachineMetrics(settings))
-        pusher = None if otlp is None else _pusher(otlp, stack)
+    with MachineMetrics(settings) as meter:
         measured = meter.read()
         families = families_of(measured)
-        if pusher is not None:
-            pusher.push(families, taken_ns=round(measured.taken_at * 1e9))
     if textfile is not None:
         write_textfile(textfile, families)
     if stream is not None:
@@ -69,19 +58,17 @@ def export(
     *,
     listen: str | None = None,
     textfile: str | None = None,
-    otlp: str | None = None,
     notify: Callable[[str], None],
     warn: Callable[[str], None],
 ) -> None:
     """Serve the metrics on ``listen`` (``127.0.0.1:9400``) until SIGTERM; every
-    ``settings.interval`` seconds, write them into ``textfile`` and push them to the endpoint
-    ``otlp``. At the end ``textfile`` is removed, so that its values are not mistaken for current
-    ones. Call it in the main thread.
+    ``settings.interval`` seconds, write them into ``textfile``. At the end ``textfile`` is removed,
+    so that its values are not mistaken for current ones. Call it in the main thread.
 
     ``notify`` gets a line for each way in which metrics are exported, ``warn`` a line for each
-    problem; no problem of a device, the driver, a run or the endpoint ends the export. Raises
-    UsageError and MissingExtra as `export_once` does, UsageError for a malformed address,
-    EnvironmentUnavailable if it cannot listen there.
+    problem; no problem of a device, the driver or a run ends the export. Raises UsageError as
+    `export_once` does and for a malformed address, EnvironmentUnavailable if it cannot listen
+    there.
     """
     from gpuprobe.exporter.http import MetricsServer, parse_listen
     from gpuprobe.exporter.readings import ReadingThread
@@ -94,7 +81,6 @@ def export(
         if listen is not None:
             server = MetricsServer(*parse_listen(listen))
             stack.callback(server.close)
-        pusher = None if otlp is None else _pusher(otlp, stack)
         reader = ReadingThread(meter, interval=settings.interval, report=reports.put)
         stack.callback(reader.close)
         if textfile is not None:
@@ -109,14 +95,6 @@ def export(
             )
             stack.callback(writes.close)
             notify(f"writing {textfile} every {settings.interval:g} s")
-        if pusher is not None:
-            push = partial(_push, pusher, reader)
-            pushes = _Every(
-                f"the push to {pusher.url}", settings.interval, push, reports.put, at_once=True
-            )
-            stack.callback(pushes.close)
-            stack.callback(pusher.close)  # runs first: it stops a push that is being retried
-            notify(f"pushing to {pusher.url} every {settings.interval:g} s")
         if server is not None:
             server.start(reader.families, reports.put)
             if not server.loopback:
@@ -132,22 +110,9 @@ def export(
             warn(report)
 
 
-def _pusher(endpoint: str, stack: ExitStack) -> OtlpPusher:
-    from gpuprobe.reporters.metrics.otlp import OtlpPusher
-
-    pusher = OtlpPusher(endpoint)
-    stack.callback(pusher.close)
-    return pusher
-
-
-def _push(pusher: OtlpPusher, reader: ReadingThread) -> None:
-    families = reader.families()
-    pusher.push(families, taken_ns=time.time_ns())
-
-
 class _Every:
-    """A thread that calls ``act`` every ``interval`` seconds, first after an interval or, with
-    ``at_once``, immediately. Reports when it starts to fail, and when ``what`` works again.
+    """A thread that calls ``act`` every ``interval`` seconds, first after an interval.
+    Reports when it starts to fail, and when ``what`` works again.
     """
 
     def __init__(
@@ -156,10 +121,7 @@ class _Every:
         interval: float,
         act: Callable[[], None],
         report: Callable[[str | BaseException], None],
-        *,
-        at_once: bool = False,
     ) -> None:
-        self._first = 0.0 if at_once else interval
         self._what = what
         self._interval = interval
         self._act = act
@@ -174,10 +136,8 @@ class _Every:
 
     def _work(self) -> None:
         trouble = ""
-        wait = self._first
         try:
-            while not self._ended.wait(wait):
-                wait = self._interval
+            while not self._ended.wait(self._interval):
                 try:
                     self._act()
                 except GpuprobeError as error:

@@ -98,7 +98,7 @@ class CheckPlan:
         named = self.project_baseline
         if not named or os.path.realpath(named) != os.path.realpath(baseline):
             options += ["--baseline", os.path.relpath(baseline)]
-        checked = [*options, "--no-blame"]
+        checked = [*options, "--blame-budget", "0"]
         if self.accept_environment:
             checked.append("--accept-environment")
         for name, (tolerance, source) in self.tolerances.items():

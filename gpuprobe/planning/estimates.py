@@ -47,7 +47,7 @@ def estimate(
     ranks: int = 1,
     rank: int = 0,
     assume: Sequence[str] = (),
-    link: str = "",
+    network: float = 0.0,
     per_node: int = 0,
 ) -> Estimate:
     """Estimate the memory of ``step`` on a GPU, without that GPU.
@@ -70,9 +70,9 @@ def estimate(
 
     ``compute``, ``conf``, ``assume``: as for `virtual_gpu`; with ``"auto"``, ``step`` is called
     again with all values computed if it decided by one that was not and that is affordable.
-    ``ranks``: simulate one of this many processes; ``rank``: which one, from 0. ``link``: the links
-    between them, such as ``"nvlink:h100,ib:ndr"``, for a model of the time of communication, with
-    ``per_node`` ranks on each node (default: the number of GPUs).
+    ``ranks``: simulate one of this many processes; ``rank``: which one, from 0. ``per_node``:
+    ranks on each node (default: the number of GPUs); ``network``: GB/s of each GPU's network
+    adapter, without which the time of communication between nodes is not predicted.
 
     Raises what `virtual_gpu` raises, UsageError if nothing was allocated on the device, and
     what ``step`` raises; `ValueNeeded` if it failed after a decision by a value that was not
@@ -86,7 +86,7 @@ def estimate(
         assume=tuple(assume),
         ranks=ranks,
         rank=rank,
-        link=link,
+        network=network,
         per_node=per_node,
     )
     request.check()
@@ -362,20 +362,10 @@ def _loaded(request: EstimateRequest) -> Program:
 
 
 def _with_nodes(request: EstimateRequest) -> EstimateRequest:
-    """The request with its number of ranks on each node. Raises UsageError for links that cannot
-    connect the ranks.
-    """
+    """The request with its number of ranks on each node."""
     from gpuprobe.catalogue.gpus import parse_spec
-    from gpuprobe.model.plans.links import parse_links
 
-    per_node, link = request.per_node or len(parse_spec(request.gpu)), request.link
-    network = parse_links(link).network if link else 0.0
-    if link and request.ranks > per_node and not network:
-        raise UsageError(
-            f"{request.ranks} ranks are on several nodes of {per_node}, and --link has no ib",
-            hint=f"--link {link},ib:ndr, or --per-node {request.ranks} if they are on one",
-        )
-    return replace(request, per_node=per_node)
+    return replace(request, per_node=request.per_node or len(parse_spec(request.gpu)))
 
 
 def _with_output(request: EstimateRequest) -> EstimateRequest:

@@ -26,7 +26,6 @@ from gpuprobe.model.plans.estimate import (
     PhasePeak,
     steps_until_full,
 )
-from gpuprobe.model.plans.links import HIGH, LOW, Links, LinkTime, node_shape, parse_links, seconds
 from gpuprobe.model.plans.request import EstimateRequest
 from gpuprobe.model.report import Report, ShareTable
 from gpuprobe.model.run.communication import CollectiveRecord
@@ -42,7 +41,7 @@ from gpuprobe.reporters.sections.parts import capitalized
 from gpuprobe.step_time.recorded import step_time_of
 
 if TYPE_CHECKING:
-    from gpuprobe.torch_support.traffic import Traffic
+    pass
 
 _NOT_MODELLED = ("memory that libraries allocate without torch", "other programs on the same GPU")
 
@@ -179,12 +178,11 @@ def estimate_of(
     }
     device = fullest(run, fits)
     fit, model, name = fits[device.index], device.model, f"cuda:{device.index}"
-    links = parse_links(request.link) if request.link else None
-    per_node = request.per_node
     with gc_paused():
         report = summarize(recording, top=1_000_000, device=name if len(run.devices) > 1 else "")
-    network = links.network if links is not None else 0.0
-    time = step_time_of(recording.ranks[0], model.name, per_node=per_node, network=network)
+    time = step_time_of(
+        recording.ranks[0], model.name, per_node=request.per_node, network=request.network
+    )
     rows = device_rows(run, fits, recording)
     growing, causes = _growth(report, name, collected.get(device.index, 0))
     outside_high = model.context_high + fit.nccl_high + fit.others.high
@@ -235,9 +233,6 @@ def estimate_of(
         processes=fit.others.processes,
         processes_low=fit.others.low,
         processes_high=fit.others.high,
-        link=links.text if links is not None else "",
-        per_node=per_node if links is not None else 0,
-        communication_time=_times(run.traffic, sent, links, per_node),
         torch=str(torch.__version__),
         step_time=time,
     )
@@ -299,37 +294,6 @@ def _sent(run: EngineRun, report: Report) -> dict[int, CollectiveRecord]:
         for number, record in records.items()
         if isinstance(record.arrival_ns, int) and start <= record.arrival_ns < end
     }
-
-
-def _times(
-    traffic: Traffic | None,
-    records: Mapping[int, CollectiveRecord],
-    links: Links | None,
-    per_node: int,
-) -> tuple[LinkTime, ...]:
-    """The duration of the records over these links, a row for each kind; the longest first."""
-    if links is None or traffic is None:
-        return ()
-    rows: dict[tuple[str, str, int, int, bool], list[float]] = {}
-    for number, record in records.items():
-        nodes, together = node_shape(traffic.members[record.group], per_node)
-        duration = seconds(record.op, record.payload, record.ranks, nodes, together, links)
-        key = (record.op, record.axis, record.ranks, nodes, number in traffic.overlaps)
-        rows.setdefault(key, []).append(duration)
-    ordered = sorted(rows.items(), key=lambda row: (-sum(row[1]), row[0]))
-    return tuple(
-        LinkTime(
-            op,
-            axis,
-            ranks,
-            nodes,
-            len(durations),
-            overlaps,
-            round(sum(durations) * LOW * 1e9),
-            round(sum(durations) * HIGH * 1e9),
-        )
-        for (op, axis, ranks, nodes, overlaps), durations in ordered
-    )
 
 
 def _traced(report: Report) -> int:

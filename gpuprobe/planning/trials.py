@@ -104,7 +104,7 @@ class EstimateServer(processes.Server):
 
 def varied(request: EstimateRequest, **fields: Any) -> EstimateRequest:
     """A request for a trial of a run, without what only the first estimate has: its recording, its
-    links, its price and its suggestions.
+    price and its suggestions.
     """
-    plain = replace(request, output="", recorded=(), link="", per_node=0, prices={}, suggest=False)
+    plain = replace(request, output="", recorded=(), prices={}, suggest=False)
     return replace(plain, **fields)

@@ -26,9 +26,8 @@ class TorchSource:
 
     name = "torch"
 
-    def __init__(self, torch: Any = None, *, free_memory: bool = False) -> None:
+    def __init__(self, torch: Any = None) -> None:
         self._torch = torch
-        self._free_memory = free_memory
         self._status: SourceStatus | None = None
 
     def status(self) -> SourceStatus:
@@ -114,7 +113,7 @@ class TorchSource:
         ready = self._has_context(ordinal)
         initialised: Reading[bool] = Reading(ready, "torch")
         free: Bytes | Unavailable
-        if ready is not True and not self._free_memory:
+        if ready is not True:
             free = Unavailable(
                 "this process has no context on the device, and a query would create one",
                 ReadStatus.NOT_COLLECTED,

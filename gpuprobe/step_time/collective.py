@@ -88,14 +88,16 @@ def price(work: Work, speeds: Speeds, network: float) -> Priced | Unavailable:
         return Unavailable(f"no speed is known of the collective {work.variant or work.operator}")
     ranks, nodes = work.sizes
     if nodes > 1 and not network:
-        return Unavailable(f"{work.variant} of {nodes} nodes: their network is not given")
+        return Unavailable(
+            f"{work.variant} of {nodes} nodes: their network is not given (--network)"
+        )
     together = -(-ranks // max(nodes, 1))
     if nodes <= 1 and speeds.nvlink and speeds.architecture in _NODES and ranks > 1:
         seconds = _NODES[speeds.architecture].seconds(op, work.read, ranks)
         source = PriceSource.MEASURED if speeds.own else PriceSource.MODEL
         return Priced(_NODE_RANGE.price(seconds, source), _TABLES)
     reduce, others, known = _bus(speeds)
-    each = links.Links(speeds.name, reduce, others, network)
+    each = links.Links(reduce, others, network)
     seconds = links.seconds(op, work.read, ranks, max(nodes, 1), together, each)
     if not speeds.nvlink and together > 1:
         factors = _PCIE_RANGE

@@ -10,12 +10,8 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
-import torch.distributed as dist
-
-from gpuprobe.frame_variables import variables
 from gpuprobe.model.run.communication import CollectiveRecord, wire_bytes
 from gpuprobe.model.values import Bytes
 from gpuprobe.patching import Patches
@@ -165,16 +161,12 @@ _MESH: Final = "mesh_"
 
 
 class Traffic:
-    """The records of one rank. ``clock``: nanoseconds from the start of the session. ``overlaps``
-    has the numbers of those that computation can hide, ``members`` the ranks of each group.
-    """
+    """The records of one rank. ``clock``: nanoseconds from the start of the session."""
 
     def __init__(self, clock: Callable[[], int]) -> None:
         self._clock = clock
         self._sequence: Counter[str] = Counter()
         self.records: list[CollectiveRecord] = []
-        self.overlaps: set[int] = set()
-        self.members: dict[str, tuple[int, ...]] = {}
         self.differences = Differences()
         self.through_host: set[str] = set()  # names of gloo groups
         self.communicators: dict[str, Communicator] = {}
@@ -185,11 +177,10 @@ class Traffic:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         result: object,
-        apart: bool = False,
         on_host: bool = False,
     ) -> None:
-        """Record an operator that has returned, if it is a collective. ``apart``: it was called on
-        a stream other than the default one; ``on_host``: with tensors that are not on the GPU.
+        """Record an operator that has returned, if it is a collective. ``on_host``: it was
+        called with tensors that are not on the GPU.
         """
         space, _, name = func._schema.name.partition("::")
         known = (_C10D if space == "c10d" else _FUNCTIONAL).get(name)
@@ -203,10 +194,6 @@ class Traffic:
         ranks = group.size()
         label = str(group.group_name)
         self._sequence[label] += 1
-        if label not in self.members:
-            self.members[label] = ranks_of(group)
-        if apart or asynchronous(func._schema, given):
-            self.overlaps.add(len(self.records))
         if op in _TO_ONE:
             self.differences.sent(group)
         if label not in self.through_host and not on_host:
@@ -248,27 +235,3 @@ def group_of(given: dict[str, Any]) -> ProcessGroup:
 
     named = given["group_name"]
     return _resolve_process_group(named) if isinstance(named, str) else named
-
-
-def asynchronous(schema: FunctionSchema, given: dict[str, Any]) -> bool:
-    """Whether the caller of a collective does not wait. The dispatcher leaves out arguments that
-    have their defaults.
-    """
-    for argument in schema.arguments:
-        if argument.name in ("async_op", "asyncOp"):
-            return bool(given.get(argument.name, argument.default_value))
-    space, _, name = schema.name.partition("::")
-    return space == "c10d" and _C10D[name][0] not in _TO_ONE and not _waited_for()
-
-
-def _waited_for() -> bool:
-    """The same for an early torch (2.6), whose operators do not have that argument: whether a
-    function of torch.distributed waits that was called without ``async_op``. C++ code does not
-    wait: DDP's reducer.
-    """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_filename == dist.distributed_c10d.__file__:
-            return not variables(frame).get("async_op", True)
-        frame = frame.f_back
-    return False

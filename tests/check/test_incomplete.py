@@ -42,9 +42,9 @@ def test_it_fails_with_its_own_code_in_all_formats(
 ) -> None:
     assert main(["check", str(GOOD), "--baseline", str(baseline)]) == 0
     capsys.readouterr()
-    junit, sarif, html = (tmp_path / name for name in ("j.xml", "s.sarif", "c.html"))
+    junit, sarif = (tmp_path / name for name in ("j.xml", "s.sarif"))
     argv = ["check", str(part), "--baseline", str(baseline)]
-    files = ["--junit", str(junit), "--sarif", str(sarif), "--html", str(html)]
+    files = ["--junit", str(junit), "--sarif", str(sarif)]
     assert main([*argv, *files]) == 4
     out, err = capsys.readouterr()
     assert out.startswith("not checked: the recording is incomplete\n")
@@ -56,7 +56,6 @@ def test_it_fails_with_its_own_code_in_all_formats(
     assert failure.attrib["type"] == "incomplete-recording"
     (result,) = json.loads(sarif.read_text())["runs"][0]["results"]
     assert result["ruleId"] == "GPM-incomplete"
-    assert "the recording is incomplete" in html.read_text()
     assert main([*argv, "--json"]) == 4
     document = json.loads(capsys.readouterr().out)
     assert not document["ok"]

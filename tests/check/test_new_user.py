@@ -286,7 +286,7 @@ def test_a_check_that_fails_prints_what_to_do(
         given = []
     assert gpuprobe("baseline", "update", *given) == 0
     capfd.readouterr()
-    options = ["--no-blame", "--tolerance", "peak_reserved=1%,4096B"]
+    options = ["--blame-budget", "0", "--tolerance", "peak_reserved=1%,4096B"]
     if project:
         (here / "train.py").write_text(text.replace("int(sys.argv[1])", "8000"), encoding="utf-8")
         more = []

@@ -244,5 +244,5 @@ def test_commands_that_repeat_a_comparison_name_the_recording(
     found = plan(["run.gpuprobe"], before=known(command=()))
     assert found.commands("memory.json") == (
         "gpuprobe baseline update --baseline memory.json run.gpuprobe",
-        "gpuprobe check --baseline memory.json --no-blame run.gpuprobe",
+        "gpuprobe check --baseline memory.json --blame-budget 0 run.gpuprobe",
     )

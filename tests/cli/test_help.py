@@ -193,9 +193,9 @@ def test_zsh_completes(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("name", ["check", "run"])
 def test_an_option_has_one_spelling(name: str) -> None:
-    """A script's ``--n`` is no abbreviation of ``--no-blame`` or ``--no-hazards``."""
+    """A script's ``--n`` is no abbreviation of ``--no-hazards``."""
     _, parser = command_parser(name)
     given = parser.parse_args(["train.py", "--n", "32", "--le", "1"])
     assert given.args == ["--n", "32", "--le", "1"]
     with pytest.raises(UsageError, match="unrecognized arguments"):
-        parser.parse_args(["--no-bla" if name == "check" else "--lev=trace", "train.py"])
+        parser.parse_args(["--no-haz" if name == "check" else "--lev=trace", "train.py"])

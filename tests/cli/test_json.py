@@ -31,11 +31,10 @@ BAD = {
     "explain": (["missing.py"], [], ["--max-seconds", "x", "x.py"]),
     "export": ([], ["--prometheus", "--once", "--interval", "0"]),
     "fit": (["missing.py", "--arg", "n"], [], ["--max", "x"]),
-    "hang": (["missing"], ["empty.gpuprobe"], []),
     "info": (["--demo", "none"], ["--source", "none"]),
     "mcp": (["--timeout", "0"],),
     "replay": (["missing"], ["empty.gpuprobe"], ["--capacity", "8", "x"]),
-    "report": (["missing"], ["empty.gpuprobe"], [], ["x", "--hazards", "y"]),
+    "report": (["missing"], ["empty.gpuprobe"], []),
     "run": (["missing.py"], [], ["--level", "none", "x.py"], ["--endless", "empty.py"]),
     "scale": (["missing"], ["empty.gpuprobe"]),
     "top": (["--interval", "0"], ["--demo", "none"], ["--replay", "missing", "--once"]),
@@ -117,10 +116,10 @@ def test_other_endings(
     def fail(args: object) -> int:
         raise raised
 
-    from gpuprobe.cli.commands import hang
+    from gpuprobe.cli.commands import info
 
-    monkeypatch.setattr(hang, "run", fail)
-    assert main(["hang", ".", "--json"]) == code
+    monkeypatch.setattr(info, "run", fail)
+    assert main(["info", "--json"]) == code
     out, talk = capfd.readouterr()
     assert document(out)["error"]["kind"] == kind
     assert talk.startswith("gpuprobe: error: ")

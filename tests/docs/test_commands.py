@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import blocks
+import pictures
 import pytest
 import repository
 
@@ -23,6 +24,13 @@ SKIPPED = {
         for command in (
             "gpuprobe baseline update --gpu 4xa100-40gb -- torchrun --nproc-per-node 4 train.py",
             "gpuprobe check",
+        )
+    ),
+    *(
+        (page, command, "run by tests/docs/test_pictures.py")
+        for page, command in (
+            ("README.md", pictures.COMMAND),
+            ("docs/how-to/estimate-a-model.md", pictures.QUESTION),
         )
     ),
     ("README.md", "make demo", "run by test_make_demo, or would run itself"),
@@ -115,11 +123,6 @@ SKIPPED = {
         "docs/how-to/predict-the-time-of-a-step.md",
         "gpuprobe scale one.gpuprobe four.gpuprobe",
         "run by tests/step_time/test_scaling.py",
-    ),
-    (
-        "docs/how-to/find-out-why-a-job-hangs.md",
-        "gpuprobe hang /dumps",
-        "run by tests/recording/test_flight.py",
     ),
     (
         "docs/how-to/plan-a-vllm-deployment.md",

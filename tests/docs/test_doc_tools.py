@@ -6,7 +6,6 @@ from pathlib import Path
 
 import blocks
 import generate
-import pictures
 import pytest
 
 
@@ -124,21 +123,6 @@ def test_outputs_are_rewritten_only_where_their_shape_changed(page: Path) -> Non
     )
 
 
-def test_a_picture_gives_its_text_back() -> None:
-    lines = ["$ command", "", "head <&>", "  indented  two"]
-    assert pictures.text_of(pictures.svg(lines, "a title")) == [line for line in lines if line]
-    assert pictures.current(lines[:1], pictures.svg(lines[:1], "t"))
-    assert not pictures.current(["other"], pictures.svg(lines[:1], "t"))
-
-
 def test_an_unknown_section_is_an_error() -> None:
     with pytest.raises(KeyError):
         generate.generated("<!-- generated: nonsense -->\n<!-- end -->")
-
-
-def test_sections_are_filled_and_stay() -> None:
-    once = generate.generated("a\n<!-- generated: errors -->\nold\n<!-- end -->\nb\n")
-    assert "| `UsageError` | `GpuprobeError` |" in once
-    assert once.startswith("a\n")
-    assert once.endswith("<!-- end -->\nb\n")
-    assert generate.generated(once) == once

@@ -15,7 +15,10 @@ AGAIN = "run: make docs-images"
 
 def test_the_estimate_is_drawn_from_the_committed_output() -> None:
     text = pictures.ESTIMATE_TEXT.read_text(encoding="utf-8")
-    assert pictures.parts_of(text)[0] == pictures.QUESTION, AGAIN
+    command, lines = pictures.parts_of(text)
+    assert command == pictures.QUESTION, AGAIN
+    page = (pictures.blocks.DOCS / "how-to" / "estimate-a-model.md").read_text("utf-8")
+    assert f"$ {command}\n...\n{lines[0]}\n{lines[1]}\n{lines[2]}\n{lines[3]}\n...\n" in page
     assert pictures.ESTIMATE.read_text(encoding="utf-8") == pictures.question_svg(text), AGAIN
 
 

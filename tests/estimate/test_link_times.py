@@ -1,4 +1,4 @@
-"""The model of how long communication takes: published times, shapes of groups, the estimate."""
+"""The model of how long communication between nodes takes: published times, and the estimate."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
@@ -15,15 +14,13 @@ import torch.distributed as dist
 from torch import nn
 
 import gpuprobe
-from gpuprobe.errors import UsageError
-from gpuprobe.model.plans.links import HIGH, LOW, node_shape, parse_links, seconds
-from gpuprobe.reporters.json.plans import ESTIMATE
-from gpuprobe.reporters.sections.parts import Table
-from gpuprobe.reporters.sections.plans import estimate_sections
+from gpuprobe.model.plans.links import HIGH, LOW, Links, seconds
+from gpuprobe.model.plans.step_time import StepTime
+from gpuprobe.model.values import Unavailable
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ROOT = Path(__file__).resolve().parents[2]
-H100 = parse_links("nvlink:h100,ib:ndr")
+H100 = Links(reduce=480, nvlink=370, network=45)
 GB = 10**9
 
 
@@ -69,74 +66,31 @@ def test_a_larger_payload_never_takes_less() -> None:
         assert took == sorted(took)
 
 
-def test_where_the_ranks_of_a_group_are() -> None:
-    assert node_shape(range(16), 8) == (2, 8)
-    assert node_shape([0, 8, 16, 24], 8) == (4, 1)
-    assert node_shape([3, 4], 8) == (1, 2)
-    assert node_shape([0, 1, 8], 8) == (2, 2)
-
-
-def test_links_by_number() -> None:
-    links = parse_links("nvlink:300, ib:20")
-    assert (links.reduce, links.nvlink, links.network) == (300, 300, 20)
-    assert parse_links("nvlink:h200").network == 0
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "ib:ndr", "nvlink", "nvlink:v9", "nvlink:-1", "nvlink:nan", "tcp:1", "nvlink:1,nvlink:2"],
-)
-def test_links_that_are_refused(text: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        parse_links(text)
-    assert "nvlink:h100" in caught.value.hint
-
-
-@pytest.mark.simulated
-def test_several_nodes_need_a_network() -> None:
-    with pytest.raises(UsageError, match="no ib"):
-        seconds("all_reduce", 1, 16, 2, 8, parse_links("nvlink:h100"))
-    with pytest.raises(UsageError, match="16 ranks are on several nodes of 8") as caught:
-        gpuprobe.estimate(lambda: None, ranks=16, per_node=8, link="nvlink:h100")
-    assert "--per-node 16" in caught.value.hint
-
-
 def build() -> Callable[[], None]:
     dist.init_process_group("nccl")
     net = nn.parallel.DistributedDataParallel(nn.Linear(256, 256).cuda())
-    aside = torch.cuda.Stream()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
     tensor = torch.ones(1 << 20, device="cuda")
 
     def step() -> None:
-        net(torch.randn(8, 256, device="cuda")).sum().backward()  # asynchronous: its buckets
-        with torch.cuda.stream(aside):
-            dist.broadcast(tensor, 0)
+        net(torch.randn(8, 256, device="cuda")).sum().backward()
         dist.all_reduce(tensor)
+        optimizer.step()
 
     return step
 
 
 @pytest.mark.simulated
-def test_exposed_operations_and_those_that_can_be_hidden() -> None:
-    found = gpuprobe.estimate(build, ranks=16, per_node=8, link="nvlink:h100,ib:ndr", steps=3)
-    rows = {(row.op, row.overlaps): row for row in found.communication_time}
-    assert set(rows) == {("all_reduce", True), ("broadcast", True), ("all_reduce", False)}
-    exposed = rows["all_reduce", False]
-    middle = seconds("all_reduce", 4 << 20, 16, 2, 8, H100) * 1e9
-    assert (exposed.nodes, exposed.count) == (2, 1)
-    assert (exposed.low_ns, exposed.high_ns) == (round(middle * LOW), round(middle * HIGH))
-    assert sum(row.count for row in found.communication_time) == sum(
-        row.count for row in found.communication
-    )
-    (section,) = [s for s in estimate_sections(found) if s.title.startswith("Time of comm")]
-    assert "a model, not measured (nvlink:h100,ib:ndr, 8 ranks on each node)" in section.title
-    table: Any = section.parts[0]
-    assert isinstance(table, Table)
-    assert [row.cells[3] for row in table.foot] == ["1", "2"]
-    assert ESTIMATE.read(json.loads(json.dumps(ESTIMATE.plain(found)))) == found
+def test_a_step_over_several_nodes_is_predicted_with_their_network() -> None:
+    def predicted(network: float) -> StepTime | Unavailable:
+        found = gpuprobe.estimate(
+            build, gpu="8xh100-80gb", ranks=16, network=network, per_node=8, steps=3
+        )
+        return found.step_time
 
-
-@pytest.mark.simulated
-def test_without_links_there_are_no_times() -> None:
-    found = gpuprobe.estimate(build, ranks=4, steps=1)
-    assert (found.link, found.per_node, found.communication_time) == ("", 0, ())
+    unknown, slow, fast = predicted(0), predicted(1.0), predicted(45.0)
+    assert isinstance(unknown, Unavailable)
+    assert "--network" in unknown.reason
+    assert isinstance(slow, StepTime)
+    assert isinstance(fast, StepTime)
+    assert slow.low_ns > fast.high_ns

@@ -20,7 +20,7 @@ from gpuprobe.reporters.metrics.gpu import (
     GpuNames,
     gpu_families,
 )
-from gpuprobe.reporters.metrics.metrics import MAX_LABEL, Family, Metric, Otel, Sample, family
+from gpuprobe.reporters.metrics.metrics import MAX_LABEL, Family, Metric, Sample, family
 from gpuprobe.reporters.metrics.prometheus import render
 from gpuprobe.testing import fleets
 
@@ -102,15 +102,12 @@ def test_parts_sum_to_the_total() -> None:
 def test_names_follow_the_conventions() -> None:
     names = [metric.name for metric in GPU_METRICS]
     assert len(set(names)) == len(names)
-    spots = [(m.otel.name, tuple(sorted(m.otel.constant))) for m in GPU_METRICS]
-    assert len(set(spots)) == len(spots)
     for metric in GPU_METRICS:
         assert re.fullmatch(r"gpuprobe_[a-z0-9_]+", metric.name)
         assert (metric.kind == "counter") == metric.name.endswith("_total")
         assert metric.name.removesuffix("_total").endswith(metric.unit)
         assert metric.help.endswith(".")
         assert metric.source
-        assert metric.ucum
         for label in metric.labels:
             assert re.fullmatch(r"[a-z][a-z_]*", label)
 
@@ -195,7 +192,7 @@ def test_xids_are_counted_by_number() -> None:
 
 @given(st.text(), st.floats(allow_nan=False) | st.integers(-(2**53), 2**53))
 def test_any_text_is_a_label_and_any_number_a_value(text: str, value: float) -> None:
-    metric = Metric("gpuprobe_x", "gauge", "", "X.", ("a", "b"), "", Otel("gpuprobe.x", "gauge"))
+    metric = Metric("gpuprobe_x", "gauge", "", "X.", ("a", "b"), "")
     one = family(metric, [((text, "end"), value)])
     ((labels, number),) = [(s.labels, s.value) for s in one.samples]
     assert len(labels[0]) <= MAX_LABEL
@@ -206,7 +203,7 @@ def test_any_text_is_a_label_and_any_number_a_value(text: str, value: float) -> 
 
 
 def test_the_help_is_one_line() -> None:
-    metric = Metric("gpuprobe_x", "gauge", "", "a\\b\nc", (), "", Otel("gpuprobe.x", "gauge"))
+    metric = Metric("gpuprobe_x", "gauge", "", "a\\b\nc", (), "")
     (parsed_family,) = text_string_to_metric_families(
         render([Family(metric, (Sample((), 1),)), Family(metric, ())])
     )
@@ -214,6 +211,6 @@ def test_the_help_is_one_line() -> None:
 
 
 def test_labels_of_the_wrong_number_are_a_bug_that_is_seen() -> None:
-    metric = Metric("gpuprobe_x", "gauge", "", "X.", ("a",), "", Otel("gpuprobe.x", "gauge"))
+    metric = Metric("gpuprobe_x", "gauge", "", "X.", ("a",), "")
     with pytest.raises(ValueError, match="gpuprobe_x"):
         family(metric, [((), 1)])

@@ -37,7 +37,6 @@ from gpuprobe.recording.reader import read_recording
 from gpuprobe.recording.totals import MAX_NAMES, RankSum, TotalsTail
 from gpuprobe.recording.writer import RecordingWriter
 from gpuprobe.reporters.metrics.gpu import GPU_METRICS
-from gpuprobe.reporters.metrics.otlp import metrics_data
 from gpuprobe.reporters.metrics.prometheus import render
 from gpuprobe.reporters.metrics.run import (
     HAZARDS,
@@ -378,14 +377,11 @@ def test_states(recorded: Path, state: str) -> None:
 def test_names_follow_the_conventions() -> None:
     everything = (*GPU_METRICS, *RUN_METRICS)
     assert len({m.name for m in everything}) == len(everything)
-    spots = {(m.otel.name, tuple(sorted(m.otel.constant))) for m in everything}
-    assert len(spots) == len(everything)
     for metric in RUN_METRICS:
         assert (metric.kind == "counter") == metric.name.endswith("_total")
         assert metric.name.removesuffix("_total").endswith(metric.unit)
         assert metric.labels[:2] == ("run", "rank")
         assert metric.help.endswith(".")
-        assert re.fullmatch(r"gpuprobe\.run\.[a-z_]+", metric.otel.name)
 
 
 def test_kinds_of_hazards_are_those_of_the_engine() -> None:
@@ -420,9 +416,3 @@ def test_whatever_a_recording_holds_can_be_exported(
     totals = sums.result(RankTotals(about, environment))
     families = run_families([RunReading("r-1", "/r", "running", totals)])
     series(render(families))
-    pytest.importorskip("opentelemetry.exporter.otlp.proto.common", reason="needs the extra otel")
-    from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
-
-    encoded = encode_metrics(metrics_data(families, taken_ns=1))
-    ((scope,),) = [one.scope_metrics for one in encoded.resource_metrics]
-    assert len(scope.metrics) == len(families)

@@ -44,7 +44,7 @@ def of_recording(target: str, out: str) -> list[list[str]]:
         ["replay", target],
         ["replay", target, "--what-if", "expandable_segments:True", "--json"],
         ["check", target, *compare, "--json"],
-        ["check", target, *compare, "--html", f"{out}/c.html", "--markdown"],
+        ["check", target, *compare, "--markdown"],
         ["check", target, *compare, "--sarif", f"{out}/s.json",
          "--junit", f"{out}/j.xml", "--annotations", "github"],
         ["baseline", "update", target, "--baseline", f"{out}/new.json"],
@@ -65,7 +65,7 @@ def of_baseline(target: str, out: str) -> list[list[str]]:
     return [
         check[:-1],
         [*check, "--json"],
-        [*check, "--markdown", "--html", f"{out}/c.html"],
+        [*check, "--markdown"],
         [*check, "--sarif", f"{out}/s.json", "--junit", f"{out}/j.xml", "--annotations", "github"],
         ["baseline", "update", str(GOOD), "--baseline", target],
     ]
@@ -73,11 +73,6 @@ def of_baseline(target: str, out: str) -> list[list[str]]:
 
 def of_log(target: str, out: str) -> list[list[str]]:
     return [["top", "--replay", target, "--once"]]
-
-
-def of_hazards(target: str, out: str) -> list[list[str]]:
-    page = ["report", str(GOOD), "--html", f"{out}/r.html", "--force", "--hazards"]
-    return [[*page, target]]
 
 
 def of_configuration(target: str, out: str) -> list[list[str]]:
@@ -108,7 +103,6 @@ COMMANDS: dict[str, Callable[[str, str], list[list[str]]]] = {
     "snapshot": of_snapshot,
     "baseline": of_baseline,
     "log": of_log,
-    "hazards": of_hazards,
     "configuration": of_configuration,
 }
 

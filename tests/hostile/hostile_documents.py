@@ -92,10 +92,6 @@ def catalogue_seeds() -> list[bytes]:
     return [dumps(CATALOGUE), json.dumps(CATALOGUE, indent=1).encode()]
 
 
-def _file(name: str) -> Callable[[], list[bytes]]:
-    return lambda: [(RECORDED / name).read_bytes()]
-
-
 def log_seeds() -> list[bytes]:
     """The recorded log, shortened: a reading of a whole fleet is 90 KB."""
     lines = (RECORDED / "readings.jsonl").read_bytes().splitlines(keepends=True)
@@ -141,7 +137,6 @@ TESTS = {
 
 DOCUMENTS: dict[str, tuple[Callable[[], list[bytes]], Callable[..., bytes]]] = {
     "baseline": (baseline_seeds, changed_json),
-    "hazards": (_file("hazards.json"), changed_json),
     "log": (log_seeds, changed_lines),
     "tests": (lambda: [json.dumps(TESTS, indent=1).encode()], changed_json),
     "settings": (lambda: [b'{"theme":"dark","sort":"memory","reverse":true}'], changed_json),

@@ -227,8 +227,8 @@ def numbered(kind: str) -> Callable[[int, int], Files]:
     """A function of a seed and a number that makes the files of one mutated ``kind`` of input.
 
     ``recording``, ``snapshot``, ``details`` (a snapshot of which nothing is changed that accounts
-    are made of), ``baseline``, ``log``, ``hazards``, ``known``, ``tests``, ``settings``,
-    ``catalogue``, ``configuration``. A recording is all its files; anything else is one file, "".
+    are made of), ``baseline``, ``log``, ``known``, ``tests``, ``settings``, ``catalogue``,
+    ``configuration``. A recording is all its files; anything else is one file, "".
     """
     sys.set_int_max_str_digits(20_000)  # a number of 400 digits can be written, and 5,000
     if kind == "recording":

@@ -162,35 +162,6 @@ def _bundle(texts: list[str], folder: Path) -> int:
     return found
 
 
-def _otlp(texts: list[str], folder: Path) -> int:
-    """What is sent, decoded: each name is a value, and no more."""
-    from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
-
-    from gpuprobe.exporter.readings import ExportSettings, MachineMetrics, families_of
-    from gpuprobe.reporters.metrics.otlp import metrics_data
-
-    path = folder / "fleet.json"
-    fleet(texts, path)
-    runs = (_recording(list(texts), folder),)
-    with MachineMetrics(
-        ExportSettings(demo=str(path), runs=runs, discover=False, processes=8)
-    ) as meter:
-        families = families_of(meter.read())
-    sent = encode_metrics(metrics_data(families, taken_ns=1)).SerializeToString()
-    told = type(encode_metrics(metrics_data((), taken_ns=1))).FromString(sent)
-    found = 0
-    for metric in told.resource_metrics[0].scope_metrics[0].metrics:
-        assert metric.name.startswith(("hw.", "gpuprobe.", "process.")), metric.name
-        points = (metric.gauge if metric.HasField("gauge") else metric.sum).data_points
-        for point in points:
-            keys = [attribute.key for attribute in point.attributes]
-            assert len(set(keys)) == len(keys), keys
-            assert not any(MARK in key for key in keys), keys
-            values = "\n".join(attribute.value.string_value for attribute in point.attributes)
-            found += values.count(MARK)
-    return found
-
-
 def _log(texts: list[str], folder: Path) -> int:
     injections.log(folder / "log.jsonl", list(texts))
     ended = commands.run(["top", "--replay", str(folder / "log.jsonl"), "--once"])
@@ -269,21 +240,6 @@ def _hazards(check: Check, draw: str) -> Output:
         return _shown(stream.getvalue(), check)
 
     return output
-
-
-def _hazard_page(texts: list[str], folder: Path) -> int:
-    from gpuprobe.hazards.findings.results import Hazards
-    from gpuprobe.reporters.json import hazards as hazards_json
-
-    with (folder / "h.json").open("w") as stream:
-        hazards_json.write(Hazards(findings=findings(texts)), stream)
-    document = (folder / "h.json").read_text()
-    harmless_json(document)
-    page = folder / "h.html"
-    argv = ["report", str(commands.GOOD), "--html", str(page), "--hazards", str(folder / "h.json")]
-    ended = commands.run(argv)
-    assert ended.code == 0, ended.talk
-    return _shown(page.read_text("utf-8"), harmless_html)
 
 
 # -- screens
@@ -370,7 +326,6 @@ OUTPUTS: dict[str, Output] = {
     "check, of an incomplete recording": _of_recording(["check", "X", *CHECK[2:]], harmless_text),
     "check --json": _of_recording([*CHECK, "--json"], harmless_printed_json),
     "check --markdown": _of_recording([*CHECK, "--markdown"], harmless_markdown),
-    "check --html": _of_recording([*CHECK, "--html", "c.html"], harmless_html, "c.html"),
     "check --sarif": _of_recording([*CHECK, "--sarif", "s"], harmless_sarif, "s"),
     "check --junit": _of_recording([*CHECK, "--junit", "j"], harmless_xml, "j"),
     "baseline update": _of_recording(
@@ -382,7 +337,6 @@ OUTPUTS: dict[str, Output] = {
     "export --prometheus, of a machine": _of_machine(
         ["export", "--prometheus", "--once", "--no-discovery"], harmless_prometheus
     ),
-    "export --otlp": _otlp,
     "info": _of_machine(["info"], harmless_text),
     "info -v": _of_machine(["info", "-v"], harmless_text),
     "info --json": _of_machine(["info", "--json"], harmless_printed_json),
@@ -396,14 +350,11 @@ OUTPUTS: dict[str, Output] = {
     "hazards, JUnit": _junit,
     "hazards, annotations for GitHub": _annotations("github", harmless_commands),
     "hazards, annotations for GitLab": _annotations("gitlab", harmless_json),
-    "hazards, HTML": _hazard_page,
     "pytest plugin": _tests,
 }
 PAGES = {
     "report --html": "r.html",
     "diff --html": "d.html",
-    "check --html": "c.html",
-    "hazards, HTML": "h.html",
     "in a notebook": "n.html",
 }
 """The pages among them, and where each is."""

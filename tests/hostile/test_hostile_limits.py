@@ -83,26 +83,6 @@ def _links(names: list[str], folder: Path) -> Path:
     return target
 
 
-def _dump(frames: Callable[[], Any], entries: int, folder: Path, size: int = 0) -> Path:
-    entry = {"profiling_name": "nccl:all_reduce", "process_group": ("0", "default"),
-             "input_sizes": [[4]], "input_dtypes": ["Float"], "frames": frames()}  # fmt: skip
-    target = folder / "dumps"
-    target.mkdir()
-    dump = target / "dump_0"
-    dump.write_bytes(pickle.dumps({"entries": [entry] * entries, "pg_config": {}}, 4))
-    if size:
-        os.truncate(dump, size)
-    return target
-
-
-def _twice(depth: int) -> list[Any]:
-    """A list that has 2**depth lists when it is written out."""
-    found: list[Any] = []
-    for _ in range(depth):
-        found = [found, found]
-    return found
-
-
 def _log(links: int, readings: int, folder: Path) -> Path:
     """One large reading, and changes of a few bytes."""
     target = folder / "log.jsonl"
@@ -155,17 +135,6 @@ CASES = {
         partial(_snapshot, "a list of 400,000 references on 128 devices"),
         HTML,
         "repeats the same stack so often",
-    ),
-    "a dump of 2 KB and 1 GB of holes": Case(
-        partial(_dump, partial(_twice, 40), 1, size=(1 << 30) - 1), ("hang",), "repeats the same"
-    ),
-    "a dump whose 20,000 operations share a stack": Case(
-        partial(
-            _dump,
-            lambda: [{"filename": "f.py", "line": n} for n in range(2000)],
-            20_000,
-        ),
-        ("hang",),
     ),
     "a log of 2,000 changes of a large reading": Case(
         partial(_log, 40_000, 2000), ("top", "--once", "--replay")

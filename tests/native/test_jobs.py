@@ -176,10 +176,9 @@ def test_one_rank_needs_what_torchs_code_allocates(
     text: str, allocated: int, reserved: int, tmp_path: Path
 ) -> None:
     """The figures are those of torch 2.13."""
-    options = ("--ranks", 8, "--rank", 1, "--link", "nvlink:h100", "--per-node", 8)
+    options = ("--ranks", 8, "--rank", 1, "--per-node", 8)
     found = estimate(text, tmp_path, *options)
     assert found["communication"]
-    assert found["communication_time"]
     if found["torch"].startswith("2.13."):
         assert found["peak_allocated"] == allocated
         assert found["peak_reserved"] == reserved

@@ -14,15 +14,20 @@ from pathlib import Path
 import pytest
 
 from gpuprobe.analysis.baseline.text import loads as load_baseline
-from gpuprobe.api.views import read_hazards
 from gpuprobe.errors import DataError, UnsupportedSchema
+from gpuprobe.hazards.findings.results import Hazards
 from gpuprobe.model.findings import Finding, Fix, Level
 from gpuprobe.model.io.codec import from_plain, to_plain
 from gpuprobe.model.place import Place
 from gpuprobe.recording.monitor_log import read_moments
 from gpuprobe.recording.reader import read_recording
+from gpuprobe.reporters.json.hazards import from_document
 
 FILES = Path(__file__).parent / "v2"
+
+
+def hazards_of(path: Path) -> Hazards:
+    return from_document(json.loads(path.read_text(encoding="utf-8")), str(path))
 
 
 def test_a_recording_with_findings() -> None:
@@ -78,7 +83,7 @@ def test_version_1_of_a_document_is_refused(tmp_path: Path) -> None:
     with refused:
         list(read_moments(older("readings.jsonl")))
     with refused:
-        read_hazards(older("hazards.json"))
+        hazards_of(older("hazards.json"))
     older("race.gpuprobe/rank-00000.jsonl")
     with refused:
         read_recording(tmp_path)
@@ -98,8 +103,8 @@ def test_a_log_of_readings() -> None:
     assert moments[0].inventory.driver.version.value == "535.161.08"
 
 
-def test_a_hazards_document_for_the_page() -> None:
-    found = read_hazards(FILES / "hazards.json")
+def test_a_hazards_document() -> None:
+    found = hazards_of(FILES / "hazards.json")
     (rank,) = read_recording(FILES / "race.gpuprobe").ranks
     assert [finding.fingerprint for finding in found.findings] == [
         row["fingerprint"] for row in json.loads((FILES / "hazards.json").read_text())["findings"]
@@ -114,7 +119,7 @@ def test_a_hazards_document_of_a_newer_major_version_is_refused(tmp_path: Path) 
     document = json.loads((FILES / "hazards.json").read_text())
     path.write_text(json.dumps({**document, "version": [3, 0]}))
     with pytest.raises(UnsupportedSchema, match=r"hazards\.json: version 3\.0 is newer"):
-        read_hazards(path)
+        hazards_of(path)
     path.write_text(json.dumps({**document, "operations": "many"}))
     with pytest.raises(DataError, match=r"hazards\.json: operations: expected an integer"):
-        read_hazards(path)
+        hazards_of(path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
-import io
 import json
 import re
 import shutil
@@ -20,26 +19,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_builders import MIB, recording, session, step, trace
 
-from gpuprobe.analysis.baseline.model import CheckResult, MetricResult
 from gpuprobe.analysis.compare.diff import Diff, DiffRow, PeakDiff
 from gpuprobe.api import views
 from gpuprobe.api.recordings import diff, report
 from gpuprobe.cli import main
-from gpuprobe.errors import DataError, UsageError
-from gpuprobe.hazards.findings.results import Hazards, SyncRow
-from gpuprobe.model.findings import Finding, Fix, Level
+from gpuprobe.errors import UsageError
 from gpuprobe.model.memory import Category
 from gpuprobe.model.place import Place
 from gpuprobe.model.text import visible
 from gpuprobe.model.values import Peak
-from gpuprobe.reporters.html import report as html_compare
 from gpuprobe.reporters.html import report as html_report
 from gpuprobe.reporters.html.data import pack, unpack
 from gpuprobe.reporters.html.draw import Drawing, excerpt
 from gpuprobe.reporters.html.markup import el, script_json
-from gpuprobe.reporters.json import check as check_json
 from gpuprobe.reporters.json import diff as diff_json
-from gpuprobe.reporters.json import hazards as hazards_json
 from gpuprobe.reporters.sections.diff import peak_sections
 
 HOSTILE = (
@@ -189,35 +182,6 @@ def test_places_and_times_are_for_people(tmp_path: Path) -> None:
         assert "Started at" in page_of(recording([], session=session_), tmp_path).text
 
 
-def hazards(file: str = "/home/u/project/train.py") -> Hazards:
-    here, there = Place(file, 3, "train"), Place(file, 2, HOSTILE)
-    race = Finding(
-        rule="GP201",
-        kind="read-after-write",
-        level=Level.ERROR,
-        message=f"read while {HOSTILE} writes",
-        location=here,
-        related=(there,),
-        fix=Fix("wait first", "stream.wait_stream(side)"),
-        fingerprint="f" * 16,
-    )
-    found = Hazards()
-    found.operations = 12
-    found.findings.append(race)
-    found.syncs.append(SyncRow("item", here, 4, 0.25, False, "read it later"))
-    found.coverage.append("custom kernels")
-    return found
-
-
-def test_hazards_are_shown_with_their_places(tmp_path: Path) -> None:
-    page = page_of(made(), tmp_path, hazards=hazards())
-    for said in ("GP201", "train.py:3", "stream.wait_stream(side)", "250.00 ms", "custom kernels"):
-        assert said in page.text
-    assert SHOWN in page.text
-    nothing = page_of(made(), tmp_path, hazards=Hazards())
-    assert "launched nothing on a GPU" in nothing.text
-
-
 def test_source_is_shown_from_below_the_project_only(tmp_path: Path) -> None:
     (tmp_path / "project").mkdir()
     inside, outside = tmp_path / "project" / "train.py", tmp_path / "secret.py"
@@ -279,43 +243,6 @@ def test_bars_of_a_diff_are_drawn() -> None:
     assert [tag for tag, _ in page.elements].count("rect") == 2
 
 
-def check(*, ok: bool, mismatches: tuple[str, ...] = ()) -> CheckResult:
-    after = 105 if ok else 300
-    row = DiffRow("model.py:88", 100, after, 1, 1, "changed", "")
-    metric = MetricResult(
-        "peak_allocated", "bytes", 100, after, 110, "10%", "baseline",
-        "" if ok else f"+200 B at model.py:88 in {HOSTILE}", "" if ok else "model.py:88 in forward",
-        rows=(row,),
-    )  # fmt: skip
-    syncs = MetricResult("implicit_syncs", "count", 0, 0 if ok else 2, 0)
-    rows = dict.fromkeys(("line", "category", "module"), (row,))
-    return CheckResult((metric, syncs), (), rows, metric.cause, mismatches, ("mind this",))
-
-
-@pytest.mark.parametrize("ok", [True, False])
-def test_a_check_is_the_document(ok: bool, tmp_path: Path) -> None:
-    result = check(ok=ok)
-    path = views.write_check(result, path=tmp_path / "check.html", title=HOSTILE)
-    views.write_check(result, path=tmp_path / "check.html", title=HOSTILE)  # the next run's
-    page = Page(path.read_text("utf-8"))
-    assert page.data["check"] == json.loads(json.dumps(check_json.document(result)))
-    assert ("memory is within the baseline" in page.text) == ok
-    assert ("2 metrics above the baseline" in page.text) != ok
-    assert ("First cause: +200 B at model.py:88" in page.text) != ok
-    assert "10% (baseline)" in page.text
-    assert "mind this" in page.text
-
-
-def test_a_baseline_of_another_environment_is_the_first_thing_said() -> None:
-    stream = io.StringIO()
-    result = replace(check(ok=True), mismatches=("torch: 2.13 there, 2.12 here",))
-    html_compare.write_check(result, stream=stream)
-    page = Page(stream.getvalue())
-    assert "from another environment" in page.text
-    assert "torch: 2.13 there, 2.12 here" in page.text
-    assert "within the baseline" not in page.text
-
-
 def test_the_commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -327,27 +254,18 @@ def test_the_commands(
     writer.session(rank.session, rank.environment)
     writer.step(rank.steps[1])
     writer.close()
-    Path("h.json").write_text(json.dumps(hazards_json.document(hazards())))
-    assert main(["report", "a.gpuprobe", "--html", "a.html", "--hazards", "h.json"]) == 0
-    assert "GP201" in Page(Path("a.html").read_text("utf-8")).text
+    assert main(["report", "a.gpuprobe", "--html", "a.html"]) == 0
     assert main(["diff", "a.gpuprobe", "a.gpuprobe", "--html", "d.html"]) == 0
     assert "What changed" in Page(Path("d.html").read_text("utf-8")).text
     assert capsys.readouterr().out == ""
     assert main(["diff", "a.gpuprobe", "a.gpuprobe", "--html", "d.html"]) == 2
     assert main(["diff", "a.gpuprobe", "a.gpuprobe", "--html", "d.html", "--force"]) == 0
-    assert main(["report", "a.gpuprobe", "--hazards", "h.json"]) == 2
-    assert main(["report", "a.gpuprobe", "--html", "b.html", "--hazards", "none.json"]) == 2
-    Path("h.json").write_text("{}")
-    with pytest.raises(DataError, match="is not a hazards document"):
-        views.read_hazards("h.json")
-    assert main(["report", "a.gpuprobe", "--html", "b.html", "--hazards", "h.json"]) == 4
-    assert not Path("b.html").exists()
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="no Chromium")
 @pytest.mark.parametrize("width", [400, 1280])
 def test_a_browser_draws_it_without_complaint(width: int, tmp_path: Path) -> None:
-    views.write_report(made(HOSTILE), tmp_path / "page.html", hazards=hazards())
+    views.write_report(made(HOSTILE), tmp_path / "page.html")
     done = subprocess.run(
         ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
          f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},900",

@@ -73,7 +73,7 @@ def sent(columns: dict[str, list[int]]) -> io.BytesIO:
 
 def test_the_child_sends_what_is_decoded_here() -> None:
     raw = pickle.dumps(SNAPSHOT)
-    command = command_of("snapshot", len(raw))
+    command = command_of(len(raw))
     answer = subprocess.run(command, input=raw, capture_output=True, check=True).stdout
     found = receive(io.BytesIO(answer))
     assert isinstance(found, Decoded)

@@ -27,7 +27,6 @@ GROUPS: dict[str, dict[str, str]] = {
         "diff": "compare the peaks of two recordings",
         "replay": "replay an allocation trace; try allocator settings",
         "scale": "compare a program's speed on different numbers of ranks",
-        "hang": "show why a distributed job hangs, from its ranks' dumps",
     },
     "guard memory in CI": {
         "check": "compare a run's memory with a baseline, for CI",

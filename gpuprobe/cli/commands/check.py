@@ -50,7 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_formats(parser, "markdown")
     parser.add_argument("--sarif", type=Path, metavar="FILE", help="also write SARIF 2.1.0")
     parser.add_argument("--junit", type=Path, metavar="FILE", help="also write JUnit XML")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="also write an HTML page")
     parser.add_argument(
         "--repeat",
         type=positive,
@@ -68,14 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=seconds,
         metavar="SECONDS",
         help="if memory grew, search for the cause, by runs with parts of the change reverted, for "
-        "at most this long (default: twice the time of the check; 0: do not)",
-    )
-    parser.add_argument(
-        "--no-blame",
-        action="store_const",
-        const=0.0,
-        dest="blame_budget",
-        help="do not run the script again to find the cause: rank the changes by rules",
+        "at most this long (default: twice the time of the check; 0: rank the changes by rules)",
     )
     annotate.add_option(parser, "--annotations")
     add_script(parser)
@@ -240,7 +232,7 @@ def run(args: argparse.Namespace) -> int:
                 repeat=args.repeat,
             ),
         )
-    ensure_writable(args.sarif, args.junit, args.html)
+    ensure_writable(args.sarif, args.junit)
     alone = len(names) == 1
     results = []
     for name, (before, plan) in plans.items():
@@ -273,10 +265,6 @@ def _report(
 
     root = project or str(Path.cwd())
     found = write_findings(results, root, baseline, sarif=args.sarif, junit=args.junit)
-    if args.html is not None:
-        from gpuprobe.api.views import write_check
-
-        write_check(*results, path=args.html, title=args.target or args.html.name)
     if args.annotations is not None:
         args.annotations.write(found, baseline, project=project)
     render(CheckResults(results), format_of(args), sys.stdout)

@@ -26,6 +26,7 @@ from gpuprobe.cli.options import (
     add_formats,
     add_program,
     add_top,
+    amount,
     estimate_request,
     format_of,
     output_to_stderr,
@@ -54,18 +55,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "gpuprobe estimate [OPTIONS] (SCRIPT | -m MODULE | --model NAME) [--] [ARGS ...]"
     add_estimated_run(parser)
     parser.add_argument(
-        "--link",
-        default="",
-        metavar="LINKS",
-        help="with --ranks: model the time of communication over these links, such as "
-        "nvlink:h100,ib:ndr",
-    )
-    parser.add_argument(
         "--per-node",
         type=positive,
         default=0,
         metavar="N",
-        help="with --link: ranks on each node (default: the number of GPUs of --gpu)",
+        help="with --ranks: ranks on each node (default: the number of GPUs of --gpu)",
+    )
+    parser.add_argument(
+        "--network",
+        type=amount,
+        default=0.0,
+        metavar="GB/S",
+        help="with --ranks: bandwidth of each GPU's network adapter, to predict the time of "
+        "communication between nodes (InfiniBand NDR: 45, HDR: 22.5)",
     )
     parser.add_argument(
         "--gpus",
@@ -126,7 +128,7 @@ def _request(args: argparse.Namespace, target: Target) -> EstimateRequest:
         args,
         target,
         ranks=args.ranks,
-        link=args.link,
+        network=args.network,
         per_node=args.per_node,
         output=args.output or "",
         suggest=not args.no_suggestions,

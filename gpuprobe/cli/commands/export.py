@@ -1,5 +1,5 @@
-"""Export the metrics of GPUs and runs: for Prometheus to scrape, for node_exporter's textfile
-collector, or to an OpenTelemetry collector.
+"""Export the metrics of GPUs and runs: for Prometheus to scrape, or for node_exporter's textfile
+collector.
 
 Runs until Ctrl-C or SIGTERM, or exports once with --once. Reads NVML and creates no CUDA context.
 Values that cannot be read are omitted. --once exits with 3 if there is neither a driver nor a run.
@@ -33,11 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--textfile", metavar="FILE.prom", help="write them to a file, for node_exporter"
-    )
-    parser.add_argument(
-        "--otlp",
-        metavar="ENDPOINT",
-        help="push them by OTLP over HTTP, as in http://localhost:4318 (extra: otel)",
     )
     parser.add_argument("--once", action="store_true", help="read and export once, then exit")
     parser.add_argument(
@@ -75,10 +70,10 @@ def run(args: argparse.Namespace) -> int:
     from gpuprobe.exporter.export import export, export_once
     from gpuprobe.exporter.readings import ExportSettings
 
-    if not (args.prometheus or args.textfile or args.otlp):
+    if not (args.prometheus or args.textfile):
         raise UsageError(
             "nothing to export to",
-            hint="gpuprobe export --prometheus, --textfile FILE.prom or --otlp ENDPOINT",
+            hint="gpuprobe export --prometheus or --textfile FILE.prom",
         )
     if args.listen is not None and (args.once or not args.prometheus):
         raise UsageError("--listen requires --prometheus without --once")
@@ -101,7 +96,6 @@ def run(args: argparse.Namespace) -> int:
             settings,
             stream=sys.stdout if args.prometheus else None,
             textfile=args.textfile,
-            otlp=args.otlp,
         )
         for message in done.messages:
             stderr.warning(message)
@@ -111,7 +105,6 @@ def run(args: argparse.Namespace) -> int:
             settings,
             listen=(args.listen or _LISTEN) if args.prometheus else None,
             textfile=args.textfile,
-            otlp=args.otlp,
             notify=stderr.note,
             warn=stderr.warning,
         )

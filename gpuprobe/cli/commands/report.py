@@ -11,10 +11,9 @@ import sys
 
 from gpuprobe.api.recordings import load_to_report
 from gpuprobe.api.render import render
-from gpuprobe.api.views import VIEWS, read_hazards, write_report
+from gpuprobe.api.views import VIEWS, write_report
 from gpuprobe.cli import exit_codes, stderr
 from gpuprobe.cli.options import add_formats, add_top, format_of
-from gpuprobe.errors import UsageError
 from gpuprobe.model.text import visible
 
 EXAMPLES = {
@@ -44,24 +43,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     views.add_argument(
         "--html", metavar="FILE.html", help="write the report as an HTML page with charts"
     )
-    views.add_argument(
-        "--hazards",
-        metavar="FILE.json",
-        help="with --html: show these hazards too (from run --hazards-json)",
-    )
     for name, view in VIEWS.items():
         views.add_argument(f"--{name}", metavar=view.metavar, help=view.help)
     views.add_argument("--force", action="store_true", help="replace files that exist")
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.hazards is not None and args.html is None:
-        raise UsageError("--hazards is for the page that --html writes")
     form = format_of(args)
     recording = load_to_report(args.recording)
     if args.html is not None:
-        hazards = None if args.hazards is None else read_hazards(args.hazards)
-        for written in write_report(recording, args.html, hazards=hazards, force=args.force):
+        for written in write_report(recording, args.html, force=args.force):
             stderr.print_line(f"wrote {visible(str(written))}")
     requested = [(view, getattr(args, name)) for name, view in VIEWS.items() if getattr(args, name)]
     for view, path in requested:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from gpuprobe.model.plans.links import LinkTime
 from gpuprobe.model.plans.step_time import NOT_PREDICTED, StepTime, TrainingCost, cost_of
 from gpuprobe.model.run.communication import Transfer
 from gpuprobe.model.text import human_bytes
@@ -153,8 +152,7 @@ class Estimate(Displayed):
     otherwise `NOT`. ``by_category``, ``by_module`` and ``by_line`` describe the highest traced
     moment: the peak, if ``attributed`` equals ``peak_allocated``. ``not_modelled`` lists memory
     that is not in the figures, ``compiled`` the graphs, graph breaks and recompilations of
-    torch.compile. ``communication`` is what this rank sends in the last step,
-    ``communication_time`` the predicted time of it over ``link``.
+    torch.compile. ``communication`` is what this rank sends in the last step.
 
     If there are rows in ``by_rank`` (several ranks were requested) or ``by_device`` (the process
     uses several GPUs), the other fields are about the one with the least free memory.
@@ -187,9 +185,6 @@ class Estimate(Displayed):
     by_rank: tuple[RankEstimate, ...] = ()
     nccl_low: Bytes = _NOTHING
     nccl_high: Bytes = _NOTHING
-    link: Annotated[str, "the links that times are modelled over; empty if none were given"] = ""
-    per_node: Annotated[Count, "ranks on each node; 0 without links"] = 0
-    communication_time: Annotated[tuple[LinkTime, ...], "of one step, by a model; nanoseconds"] = ()
     verdict_why: Annotated[str, 'the reason if it is not "fits"'] = ""
     by_device: Annotated[
         tuple[DeviceEstimate, ...],

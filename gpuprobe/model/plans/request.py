@@ -44,8 +44,9 @@ class EstimateRequest:
     ``PYTORCH_CUDA_ALLOC_CONF``, ``assume`` values for lines that read unknown ones
     (``FILE:LINE=VALUE``).
 
-    ``rank`` of ``ranks`` processes, from 0; several of them, or `DISTINCT`. ``link``: what connects
-    them (`gpuprobe.model.plans.links`), with ``per_node`` on each node, 0 for the number of GPUs.
+    ``rank`` of ``ranks`` processes, from 0; several of them, or `DISTINCT`. ``network``:
+    GB/s of each GPU's network adapter, 0 if unknown; ``per_node``: ranks on each node, 0 for the
+    number of GPUs.
     ``output``: where the recording of the estimated ranks is kept, ``recorded`` the ranks to keep,
     if not all. ``suggest``: if it does not fit, also estimate changes to the run.
 
@@ -69,7 +70,7 @@ class EstimateRequest:
     assume: tuple[str, ...] = ()
     ranks: int = 1
     rank: int | tuple[int, ...] | str = 0
-    link: str = ""
+    network: float = 0.0
     per_node: int = 0
     output: str = ""
     recorded: tuple[int, ...] = ()

@@ -1,14 +1,12 @@
 """What ranks send to each other: one record for each collective of a rank.
 
-A record comes from a recorded run, from a simulated rank, or from a dump of torch's Flight
-Recorder; analyses treat all of them alike.
+A record comes from a recorded run or from a simulated rank; analyses treat both alike.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Annotated, Final
 
 from gpuprobe.errors import DataError
@@ -58,11 +56,6 @@ class CollectiveRecord:
     when this rank called it, ``completion_ns`` when the call returned, of a call that blocks until
     the operation is over. ``members`` are the ranks of the group (`group_text`), "" if they are
     unknown, and ``peer`` is the rank that a send or receive is to or from.
-
-    A dump of torch's Flight Recorder, whose times are nanoseconds since the Unix epoch, also has:
-    ``described``, the description of the group; ``function``, the operation by the name of its
-    backend, such as ``nccl:all_reduce``; ``shapes``, with types, of what this rank passes; and
-    ``state``, as torch has it.
     """
 
     group: str
@@ -79,10 +72,6 @@ class CollectiveRecord:
     completion_ns: int | Unavailable = _NOT_COLLECTED
     members: str = ""
     peer: int | Unavailable = _NOT_COLLECTED
-    described: str = ""
-    function: str = ""
-    shapes: str = ""
-    state: str = ""
 
 
 @record(frozen=True, slots=True)
@@ -193,21 +182,6 @@ def group_text(ranks: Sequence[int]) -> str:
     if step > 1 and list(ranks) == list(range(ranks[0], ranks[-1] + 1, step)):
         return f"{ranks[0]}-{ranks[-1]}:{step}"
     return ranges(ranks, ",")
-
-
-def group_ranks(text: str, most: int) -> tuple[int, ...]:
-    """The ranks of a `group_text`, at most so many; () for any other text."""
-    found: list[int] = []
-    for part in text.split(","):
-        numbers, _, step = part.partition(":")
-        first, _, last = numbers.partition("-")
-        if len(part) > 40 or not (
-            first.isdecimal() and (last or first).isdecimal() and (step or "1").isdecimal()
-        ):
-            return ()
-        some = range(int(first), int(last or first) + 1, int(step or 1) or 1)
-        found.extend(islice(some, most - len(found)))
-    return tuple(found)
 
 
 def _place(plain: str | Place) -> SourceLine:

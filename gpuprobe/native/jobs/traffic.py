@@ -50,8 +50,7 @@ def _noting(func: Any, sent: Traffic, depth: _Depth, after: Any) -> Callable[...
         if not depth.calls:
             first = next(tensors_in((args, found)), None)
             on_host = first is not None and first.device.type == "cpu"
-            apart = not on_host and torch.cuda.current_stream() != torch.cuda.default_stream()
-            sent.note(func, args, kwargs, found, apart, on_host)
+            sent.note(func, args, kwargs, found, on_host)
         return found
 
     return kernel

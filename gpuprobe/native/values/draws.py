@@ -2,21 +2,17 @@
 
 The device's generator decides: its seed and the offset that the operator starts at seed a CPU
 generator for this one operator. So they are reproducible, differ from operator to operator, and
-the program's own CPU generator is not advanced. They are not the numbers of CUDA's kernels;
-`Draw` is the seam for those.
+the program's own CPU generator is not advanced. They are not the numbers of CUDA's kernels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final
 
 import torch
 
 Key = tuple[int, int]
 """Seed and offset (in numbers per thread) of the device's generator when an operator starts."""
-Draw = Callable[[Any, Any, Key], bool]
-"""Fills a CPU tensor as an operator does: operator, result, key; False where it cannot."""
 
 _MIX: Final = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _WORD: Final = (1 << 64) - 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from types import TracebackType
 from typing import Any, Final
 
 import torch
@@ -92,12 +91,7 @@ class Values:
         ended = getattr(self.computing, "ended", "")
         return (*((ended,) if ended else ()), *self.reads.notes)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         patches, self._patches = self._patches, None
         if patches is not None:
             patches.undo()

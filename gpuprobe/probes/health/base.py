@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 
 from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.machine.devices import Device, Inventory, SourceStatus
@@ -110,9 +109,31 @@ def rule(
     def decorate(function: RuleCheck) -> HealthCheck:
         parts = tuple(part.strip() for part in reads.split(","))
         made = define(id, kind, levels, title, description=function.__doc__ or "", reads=parts)
-        return HealthCheck(made, partial(function, made))
+
+        def check(facts: MachineFacts) -> Iterator[Finding | Unavailable]:
+            try:
+                yield from function(made, facts)
+            except _Missing as missing:
+                yield missing.why
+
+        return HealthCheck(made, check)
 
     return decorate
+
+
+class _Missing(Exception):
+    """A fact that a rule needs is unavailable."""
+
+    def __init__(self, why: Unavailable) -> None:
+        super().__init__(why.reason)
+        self.why = why
+
+
+def needed(fact: T | Unavailable) -> T:
+    """A fact that a rule is about. If it is unavailable, the check ends with the reason."""
+    if isinstance(fact, Unavailable):
+        raise _Missing(fact)
+    return fact
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,16 +216,12 @@ def driver_status(inventory: Inventory) -> SourceStatus | Unavailable:
     return Unavailable("NVML was not queried", ReadStatus.NOT_COLLECTED)
 
 
-def inventory_of(facts: MachineFacts) -> Inventory | Unavailable:
-    """The inventory, if the driver responds."""
-    if isinstance(facts.inventory, Unavailable):
-        return facts.inventory
-    status = driver_status(facts.inventory)
-    if isinstance(status, Unavailable):
-        return status
-    if not status.available:
-        return Unavailable("no driver")
-    return facts.inventory
+def inventory_of(facts: MachineFacts) -> Inventory:
+    """The inventory, which is `needed`, of a driver that responds."""
+    inventory = needed(facts.inventory)
+    if not needed(driver_status(inventory)).available:
+        raise _Missing(Unavailable("no driver"))
+    return inventory
 
 
 def is_lost(device: Device) -> bool:

@@ -8,7 +8,15 @@ from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.machine.devices import Device
 from gpuprobe.model.rules import Rule
 from gpuprobe.model.values import ReadStatus, Unavailable
-from gpuprobe.probes.health.base import MachineFacts, inventory_of, is_lost, name_of, rule, unread
+from gpuprobe.probes.health.base import (
+    MachineFacts,
+    inventory_of,
+    is_lost,
+    name_of,
+    needed,
+    rule,
+    unread,
+)
 from gpuprobe.probes.health.xid import XidEvent, parse_xids
 
 _BUSY = 30  # percent of SM utilisation above which a PCIe link has no reason to be slow
@@ -33,9 +41,6 @@ DeviceCheck = Callable[[Rule, Device], Iterator[Finding | Unavailable]]
 
 def _each(rule: Rule, facts: MachineFacts, check: DeviceCheck) -> Iterator[Finding | Unavailable]:
     inventory = inventory_of(facts)
-    if isinstance(inventory, Unavailable):
-        yield inventory
-        return
     if not inventory.devices:
         yield Unavailable("no GPU")
     for device in inventory.devices:
@@ -273,11 +278,9 @@ def xid(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
     each number and GPU: lost hardware and lost data are errors, faults of programs are warnings,
     and a cleanup after a kill (45) alone is a note.
     """
-    if isinstance(facts.kernel_log, Unavailable):
-        yield facts.kernel_log
-        return
+    kernel_log = needed(facts.kernel_log)
     groups: dict[tuple[str, int], list[XidEvent]] = {}
-    for event in parse_xids(facts.kernel_log):
+    for event in parse_xids(kernel_log):
         groups.setdefault((event.pci, event.code), []).append(event)
     devices = () if isinstance(facts.inventory, Unavailable) else facts.inventory.devices
     for (pci, code), events in groups.items():
@@ -308,9 +311,6 @@ def device_lost(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailab
     CUDA programs may fail on the other GPUs too.
     """
     inventory = inventory_of(facts)
-    if isinstance(inventory, Unavailable):
-        yield inventory
-        return
     lost: dict[str, str] = {}
     for error in inventory.errors:
         if error.status is ReadStatus.LOST:

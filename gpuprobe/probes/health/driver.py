@@ -9,7 +9,7 @@ from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.machine.devices import SourceStatus
 from gpuprobe.model.rules import Rule
 from gpuprobe.model.values import ReadStatus, Unavailable
-from gpuprobe.probes.health.base import MachineFacts, driver_status, name_of, rule
+from gpuprobe.probes.health.base import MachineFacts, driver_status, name_of, needed, rule
 
 _COMPATIBILITY = "docs.nvidia.com/deploy/cuda-compatibility"
 
@@ -25,10 +25,8 @@ def driver_missing(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavai
     """No program can use a GPU if the driver is not installed, not loaded, differs in version from
     its libraries, or is not passed into the container.
     """
-    if isinstance(facts.inventory, Unavailable):
-        yield facts.inventory
-        return
-    status = driver_status(facts.inventory)
+    inventory = needed(facts.inventory)
+    status = driver_status(inventory)
     if isinstance(status, Unavailable):
         yield status
     elif not status.available:
@@ -57,7 +55,7 @@ def driver_missing(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavai
             ("NVML error", status.reason),
             *(
                 (f"{source.name.upper()} error", source.reason)
-                for source in facts.inventory.sources
+                for source in inventory.sources
                 if source.name == "cuda" and not source.available
             ),
             ("inside a container", _yes_no(facts.in_container)),
@@ -76,12 +74,10 @@ def driver_stub(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailab
     first, every call fails although the driver is fine. A stub is recognised by its folder
     (`stubs`) or its size.
     """
-    if isinstance(facts.libraries, Unavailable):
-        yield facts.libraries
-        return
-    if not facts.libraries:
+    libraries = needed(facts.libraries)
+    if not libraries:
         yield Unavailable("neither libcuda.so.1 nor libnvidia-ml.so.1 is installed")
-    for library in facts.libraries:
+    for library in libraries:
         if library.stub:
             yield self.finding(
                 f"{library.name} is a stub, not the real driver library",
@@ -215,19 +211,12 @@ def torch_arch_missing(self: Rule, facts: MachineFacts) -> Iterator[Finding | Un
     (`torch.cuda.get_arch_list()`). On other GPUs, very old or very new, the first kernel fails: "no
     kernel image is available for execution on the device".
     """
-    if isinstance(facts.torch, Unavailable):
-        yield facts.torch
-        return
-    if isinstance(facts.inventory, Unavailable):
-        yield facts.inventory
-        return
-    if isinstance(facts.torch.archs, Unavailable):
-        yield facts.torch.archs
-        return
-    if not facts.inventory.devices:
+    torch = needed(facts.torch)
+    inventory = needed(facts.inventory)
+    archs = needed(torch.archs)
+    if not inventory.devices:
         yield Unavailable("no GPU to compare with")
-    archs = facts.torch.archs
-    for device in facts.inventory.devices:
+    for device in inventory.devices:
         capability = device.compute_capability.value
         if isinstance(capability, Unavailable):
             yield Unavailable(f"{name_of(device)}: compute capability: {capability.reason}")
@@ -235,7 +224,7 @@ def torch_arch_missing(self: Rule, facts: MachineFacts) -> Iterator[Finding | Un
         major, minor = capability
         if not any(runs_on(arch, (major, minor)) for arch in archs):
             yield self.finding(
-                f"torch {facts.torch.version} has no code for {name_of(device)}, "
+                f"torch {torch.version} has no code for {name_of(device)}, "
                 f"compute capability {major}.{minor}",
                 ("compute capability", f"{major}.{minor}"),
                 ("torch's architectures", " ".join(archs)),
@@ -277,17 +266,15 @@ def pycuda_mismatch(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unava
     calls. Another *major* version than torch's is a note: their runtime libraries cannot share a
     process safely.
     """
-    if isinstance(facts.pycuda_cuda, Unavailable):
-        yield facts.pycuda_cuda
-        return
-    built = version_pair(facts.pycuda_cuda)
+    pycuda_cuda = needed(facts.pycuda_cuda)
+    built = version_pair(pycuda_cuda)
     driver = _driver_cuda(facts)
     if isinstance(driver, Unavailable):
         yield driver
     elif built and (supported := version_pair(driver)) and built > supported:
         yield self.finding(
-            f"pycuda was built for CUDA {facts.pycuda_cuda}, the driver supports {driver}",
-            ("pycuda's CUDA", facts.pycuda_cuda),
+            f"pycuda was built for CUDA {pycuda_cuda}, the driver supports {driver}",
+            ("pycuda's CUDA", pycuda_cuda),
             ("newest CUDA of the driver", driver),
             fix="Update the driver, or rebuild pycuda with the CUDA toolkit of the driver.",
             code="pip install --no-cache-dir --no-binary pycuda --force-reinstall pycuda",
@@ -297,8 +284,8 @@ def pycuda_mismatch(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unava
         torch_version = version_pair(runtime)
         if torch_version and torch_version[0] != built[0]:
             yield self.finding(
-                f"pycuda was built for CUDA {facts.pycuda_cuda}, torch for {runtime}",
-                ("pycuda's CUDA", facts.pycuda_cuda),
+                f"pycuda was built for CUDA {pycuda_cuda}, torch for {runtime}",
+                ("pycuda's CUDA", pycuda_cuda),
                 ("torch's CUDA runtime", runtime),
                 fix="Rebuild pycuda with the CUDA toolkit that torch was built with, if both "
                 "are used in one program.",

@@ -19,7 +19,7 @@ from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.rules import Rule
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Unavailable
-from gpuprobe.probes.health.base import MachineFacts, driver_status, rule
+from gpuprobe.probes.health.base import MachineFacts, driver_status, needed, rule
 from gpuprobe.probes.health.driver import version_pair
 
 OLD = "PYTORCH_CUDA_ALLOC_CONF"
@@ -159,10 +159,8 @@ def conf_invalid(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavaila
     """torch refuses a key or a value, and ends the program at its first use of the GPU with
     "Unrecognized key" or the like. Booleans must be written `True` and `False`.
     """
-    if isinstance(facts.environ, Unavailable):
-        yield facts.environ
-        return
-    for variable, conf in _set(facts.environ):
+    environ = needed(facts.environ)
+    for variable, conf in _set(environ):
         text, wrong = _corrected(conf)
         if wrong and _valid(text, facts):
             yield self.finding(
@@ -198,10 +196,8 @@ def conf_conflict(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavail
     `backend:cudaMallocAsync`, which ignores them. `expandable_segments:True` leaves
     `max_split_size_mb` little to do.
     """
-    if isinstance(facts.environ, Unavailable):
-        yield facts.environ
-        return
-    given = _set(facts.environ)
+    environ = needed(facts.environ)
+    given = _set(environ)
     if len(given) == 2 and sorted(_split(given[0][1])) != sorted(_split(given[1][1])):
         yield self.finding(
             f"{OLD} and {NEW} are both set, with different values; torch reads only one of them",
@@ -249,10 +245,8 @@ def conf_name(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable
     """torch 2.9 brought `PYTORCH_ALLOC_CONF`. The old name `PYTORCH_CUDA_ALLOC_CONF` still works: a
     note. The new name under an older torch does nothing: a warning.
     """
-    if isinstance(facts.environ, Unavailable):
-        yield facts.environ
-        return
-    given = dict(_set(facts.environ))
+    environ = needed(facts.environ)
+    given = dict(_set(environ))
     if not given:
         return
     torch = _torch_version(facts)
@@ -346,11 +340,9 @@ def debug_variable(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavai
     """Variables that are set to find a bug and then forgotten. Those that make programs slower or
     switch something off are warnings; those that only log are notes.
     """
-    if isinstance(facts.environ, Unavailable):
-        yield facts.environ
-        return
+    environ = needed(facts.environ)
     for switch in _SWITCHES:
-        value = facts.environ.get(switch.name)
+        value = environ.get(switch.name)
         if value is None:
             continue
         text = value.strip().lower()
@@ -363,7 +355,7 @@ def debug_variable(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavai
                 subject=switch.name,
                 level=switch.level,
             )
-    preloaded = facts.environ.get("LD_PRELOAD", "")
+    preloaded = environ.get("LD_PRELOAD", "")
     if any(name in preloaded for name in _SANITIZERS):
         yield self.finding(
             "a sanitizer is loaded into every program (LD_PRELOAD)",
@@ -387,10 +379,8 @@ def sandbox(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
     by up to 1.1% in 28 runs); an estimate is a range over both. Processes outside the sandbox are
     hidden.
     """
-    if isinstance(facts.inventory, Unavailable):
-        yield facts.inventory
-        return
-    name = facts.inventory.host.sandbox
+    inventory = needed(facts.inventory)
+    name = inventory.host.sandbox
     if name:
         yield self.finding(
             f"this machine is a {name} sandbox: peaks of reserved memory may differ by about 1% "
@@ -412,10 +402,7 @@ def shared_memory_small(self: Rule, facts: MachineFacts) -> Iterator[Finding | U
     "insufficient shared memory (shm)"; containers have 64 MiB by default. A warning below 1 GiB in
     total or 256 MiB free, an error if it is not writable.
     """
-    shm = facts.shared_memory
-    if isinstance(shm, Unavailable):
-        yield shm
-        return
+    shm = needed(facts.shared_memory)
     fix, code = "Increase its size.", "sudo mount -o remount,size=8G /dev/shm"
     if facts.in_container is True:
         fix = "Start the container with --shm-size or --ipc=host; in Kubernetes mount an "
@@ -482,28 +469,22 @@ def locked_memory(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavail
 )
 def nccl_missing(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
     """Without NCCL, training on several GPUs is left with gloo, which copies through the host."""
-    if isinstance(facts.torch, Unavailable):
-        yield facts.torch
-        return
-    if isinstance(facts.inventory, Unavailable):
-        yield facts.inventory
-        return
-    if isinstance(facts.torch.cuda, Unavailable):
-        yield facts.torch.cuda
-        return
-    status = driver_status(facts.inventory)
+    torch = needed(facts.torch)
+    inventory = needed(facts.inventory)
+    cuda = needed(torch.cuda)
+    status = driver_status(inventory)
     if isinstance(status, Unavailable) or not status.available:
         yield Unavailable("no driver: unknown whether there are several GPUs")
         return
-    if len(facts.inventory.devices) < 2:
+    if len(inventory.devices) < 2:
         return
-    for version in (facts.torch.nccl_built, facts.torch.nccl_loaded):
+    for version in (torch.nccl_built, torch.nccl_loaded):
         if isinstance(version, Unavailable):
             yield self.finding(
-                f"torch {facts.torch.version} has no NCCL for {len(facts.inventory.devices)} GPUs",
+                f"torch {torch.version} has no NCCL for {len(inventory.devices)} GPUs",
                 ("torch error", version.reason),
                 fix="Install torch's own NCCL package, or a torch wheel for Linux with CUDA.",
-                code=f"pip install --upgrade nvidia-nccl-cu{_major(facts.torch.cuda)}",
+                code=f"pip install --upgrade nvidia-nccl-cu{_major(cuda)}",
             )
             return
 
@@ -520,16 +501,9 @@ def nccl_mismatch(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavail
     `LD_PRELOAD`. An older one lacks functions that torch calls; a newer one is a note. Ranks on
     several machines must all have the same.
     """
-    if isinstance(facts.torch, Unavailable):
-        yield facts.torch
-        return
-    built, loaded = facts.torch.nccl_built, facts.torch.nccl_loaded
-    if isinstance(built, Unavailable):
-        yield built  # GP160 checks whether there should be one
-        return
-    if isinstance(loaded, Unavailable):
-        yield loaded
-        return
+    torch = needed(facts.torch)
+    built = needed(torch.nccl_built)  # GP160 checks whether there should be one
+    loaded = needed(torch.nccl_loaded)
     if loaded == built:
         return
     packages = {} if isinstance(facts.packages, Unavailable) else facts.packages
@@ -543,7 +517,7 @@ def nccl_mismatch(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavail
         if newer
         else "Remove the older NCCL from LD_LIBRARY_PATH and LD_PRELOAD, or reinstall torch with "
         "its dependencies.",
-        code=f"pip install nvidia-nccl-cu{_major(facts.torch.cuda)}=={built}",
+        code=f"pip install nvidia-nccl-cu{_major(torch.cuda)}=={built}",
         level=Level.NOTE if newer else Level.WARNING,
     )
 

@@ -8,7 +8,15 @@ from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.rules import Rule
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import ReadStatus, Unavailable
-from gpuprobe.probes.health.base import MachineFacts, inventory_of, is_lost, name_of, rule, unread
+from gpuprobe.probes.health.base import (
+    MachineFacts,
+    inventory_of,
+    is_lost,
+    name_of,
+    needed,
+    rule,
+    unread,
+)
 
 # Bytes. Drivers before 510 count the memory that they reserve as used, which is over 500 MiB on the
 # largest GPUs.
@@ -28,9 +36,6 @@ def selection_invalid(self: Rule, facts: MachineFacts) -> Iterator[Finding | Una
     Programming Guide, "CUDA Environment Variables".
     """
     inventory = inventory_of(facts)
-    if isinstance(inventory, Unavailable):
-        yield inventory
-        return
     visibility = inventory.visibility
     bad = [entry for entry in visibility.entries if entry.reason]
     if visibility.setting is None or not (bad or visibility.problems):
@@ -63,9 +68,6 @@ def gpus_hidden(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailab
     GPUs: a warning.
     """
     inventory = inventory_of(facts)
-    if isinstance(inventory, Unavailable):
-        yield inventory
-        return
     visibility = inventory.visibility
     if not inventory.devices:
         return
@@ -121,9 +123,6 @@ def device_order(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavaila
     a note.
     """
     inventory = inventory_of(facts)
-    if isinstance(inventory, Unavailable):
-        yield inventory
-        return
     named = False
     for difference in inventory.disagreements:
         if difference.kind == "order":
@@ -153,9 +152,6 @@ def memory_without_owner(self: Rule, facts: MachineFacts) -> Iterator[Finding | 
     outside.
     """
     inventory = inventory_of(facts)
-    if isinstance(inventory, Unavailable):
-        yield inventory
-        return
     blind = False
     for process in inventory.processes:
         if process.hidden:
@@ -219,12 +215,7 @@ def other_user(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailabl
     warning for GPUs that CUDA would show to this program, a note for others.
     """
     inventory = inventory_of(facts)
-    if isinstance(inventory, Unavailable):
-        yield inventory
-        return
-    if isinstance(facts.uid, Unavailable):
-        yield facts.uid
-        return
+    own = needed(facts.uid)
     visible = inventory.visibility.devices
     groups: dict[tuple[bool, str], list[tuple[str, str]]] = {}
     hidden = False
@@ -233,7 +224,7 @@ def other_user(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailabl
             continue
         hidden = hidden or process.hidden
         uid, user = process.uid.value, process.user.value
-        if isinstance(uid, Unavailable) or uid == facts.uid:
+        if isinstance(uid, Unavailable) or uid == own:
             continue
         device = inventory.device(process.device)
         instances = {m.uuid for m in device.identity.mig_instances} if device else set()

@@ -45,11 +45,10 @@ _PCIE_SECONDS = 0.04  # twice the 20 ms of nvmlDeviceGetPcieThroughput (nvml.h)
 class LiveNvmlSource(NvmlSource):
     """An `NvmlSource` for repeated readings. ``interval`` in seconds."""
 
-    def __init__(self, interval: float = 1.0, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, interval: float = 1.0) -> None:
         super().__init__()
         self._pcie_at_once = max(1, int(PCIE_SHARE * interval / _PCIE_SECONDS))
         self._pcie_next = 0
-        self._clock = clock
         self._known: dict[int, Device] = {}  # by NVML index, as last read
         self._driver = DriverInfo()
         self._errors: tuple[ProbeError, ...] = ()  # of the last full reading
@@ -143,7 +142,7 @@ class LiveNvmlSource(NvmlSource):
         return work
 
     def _with_rates(self, view: SourceView) -> SourceView:
-        now = self._clock()
+        now = time.monotonic()
         self.rates = tuple(self._rate(device, now) for device in view.devices)
         self._link_bytes = {
             key: value for key, value in self._link_bytes.items() if value.time == now

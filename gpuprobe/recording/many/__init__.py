@@ -1,1 +1,1 @@
-"""Many ranks: steps read in columns, packed recordings, dumps of the Flight Recorder."""
+"""Many ranks: steps read in columns, and processes that a program started."""

@@ -13,10 +13,6 @@ from typing import IO, Final
 from gpuprobe.errors import InternalError
 from gpuprobe.model.io.files import open_regular, stored_bytes
 
-SNAPSHOT: Final = "snapshot"
-DUMP: Final = "dump"
-"""Of NCCL's Flight Recorder."""
-
 _SCRIPT: Final = Path(__file__).with_name("start.py")
 _PICKLE = b"\x80"
 """How pickles of protocol 2 and later begin."""
@@ -26,20 +22,18 @@ _PIPE = 1 << 20
 everybody, and enough for two stretches of events."""
 
 
-def command_of(kind: str, size: int) -> list[str]:
-    """The command that reads a file of this kind (`SNAPSHOT`, `DUMP`), which is its standard input.
-    ``size``: its `stored_bytes`.
-    """
+def command_of(size: int) -> list[str]:
+    """The command that reads a snapshot, its standard input. ``size``: its `stored_bytes`."""
     # -S and -E: the child needs no site packages; sys.path is passed to it.
     words = [sys.executable, "-S", "-E", "-X", "utf8", str(_SCRIPT)]
-    return [*words, kind, str(size), *map(str, sys.path)]
+    return [*words, str(size), *map(str, sys.path)]
 
 
 def start_reading(stream: IO[bytes], size: int) -> subprocess.Popen[bytes]:
     """Start to read a snapshot. Raises InternalError where no process can be started."""
     try:
         return subprocess.Popen(
-            command_of(SNAPSHOT, size),
+            command_of(size),
             stdin=stream,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -1,5 +1,5 @@
-"""HTML pages that need nothing else, no network and no library: the report of a recording, a diff,
-and checks against baselines. Each page contains the JSON document of its result.
+"""HTML pages that need nothing else, no network and no library: the report of a recording, and a
+diff. Each page contains the JSON document of its result.
 
 Text and tables are plain HTML, so that they work without JavaScript, on paper and with a screen
 reader. Charts (curves, treemap, flame graph) are drawn by the page's script from data in the page.
@@ -19,11 +19,9 @@ from importlib.resources import files
 from typing import IO, Any
 
 from gpuprobe._version import __version__
-from gpuprobe.analysis.baseline.model import CheckResult
 from gpuprobe.analysis.compare.diff import Diff
 from gpuprobe.analysis.inspection.tracks import Track
 from gpuprobe.analysis.peak.flame import FlameNode
-from gpuprobe.hazards.findings.results import Hazards
 from gpuprobe.model.report import Report, Steps, cut_to
 from gpuprobe.model.run.recording import StepRows
 from gpuprobe.model.text import human_bytes, human_delta
@@ -33,12 +31,9 @@ from gpuprobe.reporters.html.data import step_columns, track_data, tree_data
 from gpuprobe.reporters.html.draw import Drawing
 from gpuprobe.reporters.html.markup import Markup, Part, el, join, script_json
 from gpuprobe.reporters.html.markup import Part as Content
-from gpuprobe.reporters.json import check as check_json
 from gpuprobe.reporters.json import diff as diff_json
 from gpuprobe.reporters.json import report as report_json
-from gpuprobe.reporters.sections.check import run_sections
 from gpuprobe.reporters.sections.diff import caution_section, compiled_section, peak_sections
-from gpuprobe.reporters.sections.hazards import hazard_sections
 from gpuprobe.reporters.sections.parts import Line, Section, peak_text, plural
 from gpuprobe.reporters.sections.report import MOST_FINDINGS, facts, outcome, report_sections
 from gpuprobe.reporters.sections.report.memory import causes_section
@@ -48,7 +43,6 @@ ROWS = 400
 
 _SCRIPTS = ("base.js", "blocks.js", "timeline.js", "trees.js", "main.js")
 _IN_CARDS = ("head", "recording", "peak", "advice")
-_WORDS = ("findings", "not-seen", "environment")  # after the figures; the last is in every page
 
 Trees = dict[str, FlameNode]
 
@@ -84,7 +78,6 @@ def write(
     tracks: Sequence[Track] = (),
     trees: Trees | None = None,
     problems: Sequence[str] = (),
-    hazards: Hazards | None = None,
     courses: Courses | None = None,
 ) -> None:
     """Write the page of a recording to a text stream (UTF-8).
@@ -106,12 +99,11 @@ def write(
         timeline_section(data["tracks"]),
         peak_section(data["trees"]),
     ]
-    listed = [name for name in found if name not in _IN_CARDS]
-    words = next(name for name in listed if name in _WORDS)
-    for name in listed:
-        if name == words and hazards is not None:
-            body += map(draw.section, hazard_sections(hazards, full=True))
-        body.append(draw.section(found[name], charts.get(name)))
+    body += [
+        draw.section(section, charts.get(name))
+        for name, section in found.items()
+        if name not in _IN_CARDS
+    ]
     page(
         stream,
         title=report.recording.name,
@@ -315,25 +307,4 @@ def write_diff(
         subtitle=f"{diff.before} → {diff.after}",
         body=body,
         data={"diff": diff_json.document(diff), "tracks": curves, "trees": {}, "steps": []},
-    )
-
-
-def write_check(*results: CheckResult, stream: IO[str], title: str = "memory check") -> None:
-    """Write the page of checks against baselines."""
-    draw = Drawing()
-    verdict, *rest = run_sections(*results, top=_ROWS)
-    banner = el(
-        "div",
-        el("p", el("b", verdict.title)),
-        draw.parts(verdict),
-        class_="banner ok" if all(result.ok for result in results) else "banner",
-    )
-    body: list[Part] = [el("section", banner, id="answer", aria_label="the answer")]
-    body += map(draw.section, rest)
-    page(
-        stream,
-        title=title,
-        subtitle=verdict.title,
-        body=body,
-        data={"check": check_json.document(*results), "tracks": [], "trees": {}, "steps": []},
     )

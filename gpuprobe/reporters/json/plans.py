@@ -51,7 +51,7 @@ ESTIMATE: Final = Document(
             ),
             "total": _range("total"),
             **keys("attributed by_category by_module by_line assumed not_modelled compiled"),
-            **keys("communication link per_node communication_time by_device by_rank"),
+            **keys("communication by_device by_rank"),
             **keys("suggestions not_tried smallest_gpus growth growth_advice phases causes model"),
             **keys("step_time cost"),
         },

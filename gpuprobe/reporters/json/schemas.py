@@ -35,7 +35,6 @@ _DOCUMENTS: Final[tuple[Document[Any], ...]] = (
     report.EXPLANATION,
     plans.FIT,
     plans.GPUS,
-    jobs.HANG,
     hazards.DOCUMENT,
     info.DOCUMENT,
     replay.DOCUMENT,

@@ -37,8 +37,6 @@ _OWN = (WaterfallPart.CONTEXT, WaterfallPart.CACHED, WaterfallPart.ALLOCATED)
 GPU = ("uuid", "index", "name")
 """The labels that identify the GPU."""
 
-HW_ATTRIBUTES = {"uuid": "hw.id", "name": "hw.model", "index": "gpuprobe.gpu.index"}
-
 # Reason in `Device.throttling` -> label, after the names in nvml.h (nvmlClocksEventReason*).
 # Other reasons are counted as "unknown".
 THROTTLE_LABELS = {
@@ -115,9 +113,7 @@ def _mig_labels(instance: MigInstance) -> tuple[str, ...]:
     return instance.uuid, instance.name
 
 
-_METRICS: MetricGroup[Device] = MetricGroup(
-    "gpuprobe_gpu_", GPU, HW_ATTRIBUTES, {"hw.type": "gpu", "hw.vendor": "NVIDIA"}
-)
+_METRICS: MetricGroup[Device] = MetricGroup("gpuprobe_gpu_", GPU)
 
 ROWS: tuple[MetricRow[Device], ...] = (
     _METRICS.row(
@@ -144,8 +140,6 @@ ROWS: tuple[MetricRow[Device], ...] = (
         },
         labels=("task",),
         per=100,
-        otel="hw.gpu.utilization",
-        attributes={"task": "hw.gpu.task"},
     ),
     _METRICS.row(
         "memory_controller_utilization_ratio",
@@ -159,16 +153,12 @@ ROWS: tuple[MetricRow[Device], ...] = (
         "Memory of the GPU.",
         "nvmlDeviceGetMemoryInfo_v2",
         value=lambda gpu: gpu.memory.total,
-        otel="hw.gpu.memory.limit",
-        instrument="updowncounter",
     ),
     _METRICS.row(
         "memory_used_bytes",
         "Memory in use by processes; with an older driver also what it keeps for itself.",
         "nvmlDeviceGetMemoryInfo_v2",
         value=lambda gpu: gpu.memory.used,
-        otel="hw.gpu.memory.usage",
-        instrument="updowncounter",
     ),
     _METRICS.row(
         "memory_free_bytes",
@@ -197,8 +187,6 @@ ROWS: tuple[MetricRow[Device], ...] = (
             "memory": lambda gpu: gpu.temperature.memory,
         },
         labels=("sensor",),
-        otel="hw.temperature",
-        attributes={"sensor": "hw.sensor_location"},
     ),
     _METRICS.row(
         "temperature_limit_celsius",
@@ -212,8 +200,6 @@ ROWS: tuple[MetricRow[Device], ...] = (
             "memory_max": lambda gpu: gpu.temperature.memory_max,
         },
         labels=("limit",),
-        otel="hw.temperature.limit",
-        attributes={"limit": "hw.limit_type"},
     ),
     _METRICS.row(
         "power_watts",
@@ -221,7 +207,6 @@ ROWS: tuple[MetricRow[Device], ...] = (
         "nvmlDeviceGetPowerUsage",
         value=lambda gpu: gpu.power.draw,
         per=1000,
-        otel="hw.power",
     ),
     _METRICS.row(
         "power_limit_watts",
@@ -236,7 +221,6 @@ ROWS: tuple[MetricRow[Device], ...] = (
         "nvmlDeviceGetTotalEnergyConsumption",
         value=lambda gpu: gpu.power.energy,
         per=1000,
-        otel="hw.energy",
     ),
     _METRICS.row(
         "clock_hertz",
@@ -315,7 +299,6 @@ ROWS: tuple[MetricRow[Device], ...] = (
         "nvmlDeviceGetPcieThroughput",
         values={"transmit": lambda gpu: gpu.pcie.tx, "receive": lambda gpu: gpu.pcie.rx},
         labels=("direction",),
-        attributes={"direction": "hw.direction"},
     ),
     _METRICS.row(
         "pcie_replays_total",
@@ -353,9 +336,6 @@ ROWS: tuple[MetricRow[Device], ...] = (
             "uncorrected": lambda gpu: gpu.ecc.uncorrected_volatile,
         },
         labels=("type",),
-        otel="hw.errors",
-        otel_unit="{error}",
-        attributes={"type": "error.type"},
     ),
     _METRICS.row(
         "ecc_lifetime_errors_total",
@@ -366,7 +346,6 @@ ROWS: tuple[MetricRow[Device], ...] = (
             "uncorrected": lambda gpu: gpu.ecc.uncorrected_aggregate,
         },
         labels=("type",),
-        attributes={"type": "error.type"},
     ),
     _METRICS.row(
         "retired_pages",

@@ -2,9 +2,7 @@
 
 Names follow Prometheus' conventions (prometheus.io/docs/practices/naming): prefix ``gpuprobe_``,
 base units (bytes, seconds, watts, celsius, ratios from 0 to 1), the unit at the end of the name,
-``_total`` for counters. If OpenTelemetry's semantic conventions for hardware (``hw.*``, status
-"development") have a name, `Otel` holds it; every other metric gets the same words with dots,
-without unit and ``_total``, as its naming guide recommends.
+``_total`` for counters.
 
 A value that could not be read has no sample, instead of 0.
 """
@@ -12,14 +10,13 @@ A value that could not be read has no sample, instead of 0.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar
+from dataclasses import dataclass
+from typing import Generic, Literal, TypeVar
 
 from gpuprobe.model.text import visible
 from gpuprobe.model.values import Bytes, Peak, Reading, Unavailable
 
 Kind = Literal["gauge", "counter"]
-Instrument = Literal["gauge", "counter", "updowncounter"]
 
 MAX_LABEL = 128
 """The longest value of a label; longer text is cut."""
@@ -36,35 +33,8 @@ Number = Reading[int] | Reading[Bytes] | Reading[bool] | Peak | int | float | Un
 Points = Iterable[tuple[tuple[str, ...], Number]]
 """Samples: the values of their labels, and the number."""
 
-# Prometheus' unit -> UCUM, which OpenTelemetry writes units in.
-_UCUM = {
-    "bytes": "By",
-    "seconds": "s",
-    "ratio": "1",
-    "celsius": "Cel",
-    "watts": "W",
-    "joules": "J",
-    "hertz": "Hz",
-    "bytes_per_second": "By/s",
-    "": "1",
-}
-
-
-# The longest first: a name ends with one of them.
-_UNITS = sorted(filter(None, _UCUM), key=len, reverse=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Otel:
-    """A metric in OpenTelemetry. ``attributes``: label -> attribute, for labels with a conventional
-    attribute; ``constant``: attributes of every point.
-    """
-
-    name: str
-    instrument: Instrument
-    attributes: Mapping[str, str] = field(default_factory=dict)
-    constant: Mapping[str, str] = field(default_factory=dict)
-    unit: str = ""  # if not that of the Prometheus metric
+_UNITS = ("bytes_per_second", "bytes", "seconds", "ratio", "celsius", "watts", "joules", "hertz")
+"""The longest before the one that it begins with: a name ends with one of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +49,6 @@ class Metric:
     help: str
     labels: tuple[str, ...]
     source: str
-    otel: Otel
-
-    @property
-    def ucum(self) -> str:
-        """The unit as OpenTelemetry writes it."""
-        return self.otel.unit or _UCUM[self.unit]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,43 +63,21 @@ class MetricRow(Generic[T]):
 @dataclass(frozen=True, slots=True)
 class MetricGroup(Generic[T]):
     """Metrics that are read from a ``T``. ``prefix`` begins their names; ``labels`` are on all of
-    them, ``attributes`` are names of labels in OpenTelemetry; ``constant`` are attributes of those
-    that have a conventional name there (``hw.*``).
+    them.
     """
 
     prefix: str
     labels: tuple[str, ...] = ()
-    attributes: Mapping[str, str] = field(default_factory=dict)
-    constant: Mapping[str, str] = field(default_factory=dict)
 
-    def metric(
-        self,
-        name: str,
-        help: str,
-        source: str,
-        *,
-        labels: tuple[str, ...] = (),
-        otel: str = "",
-        instrument: Instrument | None = None,
-        attributes: Mapping[str, str] | None = None,
-        otel_unit: str = "",
-    ) -> Metric:
+    def metric(self, name: str, help: str, source: str, *, labels: tuple[str, ...] = ()) -> Metric:
         """A metric. ``name`` ends with its unit, and with ``_total`` for a counter; ``labels`` are
-        added to those of the group. ``otel``, ``instrument`` (default: the metric's kind),
-        ``attributes`` and ``otel_unit``: as in `Otel`, where they differ.
+        added to those of the group.
         """
         whole = self.prefix + name
         bare = whole.removesuffix("_total")
         kind: Kind = "gauge" if bare == whole else "counter"
         unit = next((unit for unit in _UNITS if bare.endswith(f"_{unit}")), "")
-        words = Otel(
-            otel or otel_name(whole, unit),
-            instrument or kind,
-            {**self.attributes, **(attributes or {})},
-            self.constant if otel.startswith("hw.") else {},
-            otel_unit,
-        )
-        return Metric(whole, kind, unit, help, self.labels + labels, source, words)
+        return Metric(whole, kind, unit, help, self.labels + labels, source)
 
     def row(
         self,
@@ -148,12 +90,12 @@ class MetricGroup(Generic[T]):
         points: Callable[[T], Points] | None = None,
         per: int = 1,
         times: int = 1,
-        **words: Any,
+        labels: tuple[str, ...] = (),
     ) -> MetricRow[T]:
         """A `metric` with its samples: one ``value``, ``values`` by the metric's own label, or
         ``points``. They are multiplied by ``times`` or divided by ``per`` to get base units.
         """
-        metric = self.metric(name, help, source, **words)
+        metric = self.metric(name, help, source, labels=labels)
         return MetricRow(
             metric, points or _reader(value, values or {}), times if per == 1 else 1 / per
         )
@@ -205,16 +147,6 @@ class Family:
     samples: tuple[Sample, ...]
 
 
-def otel_name(name: str, unit: str) -> str:
-    """``gpuprobe_gpu_clock_hertz`` -> ``gpuprobe.gpu.clock``."""
-    bare = name.removesuffix("_total")
-    if unit:
-        bare = bare.removesuffix("_" + unit)
-    tool, _, rest = bare.partition("_")
-    group, _, rest = rest.partition("_")
-    return ".".join(part for part in (tool, group, rest) if part)
-
-
 def label_text(value: str) -> str:
     """A label's value: printable text of at most `MAX_LABEL` characters.
 
@@ -259,7 +191,7 @@ def _numbers(points: Points) -> Iterator[tuple[tuple[str, ...], int | float]]:
     for labels, given in points:
         value = given.value if isinstance(given, Reading) else given
         value = value.at_least if isinstance(value, Peak) else value
-        # Larger numbers come from damaged recordings; Prometheus and OTLP cannot represent them.
+        # Larger numbers come from damaged recordings; Prometheus cannot represent them.
         if not isinstance(value, Unavailable) and (isinstance(value, float) or abs(value) < _MOST):
             yield labels, int(value) if isinstance(value, bool) else value
 

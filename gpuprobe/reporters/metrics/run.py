@@ -154,16 +154,7 @@ def _findings_labels(one: FindingTotals) -> tuple[str, ...]:
     return one.kind, one.level.value
 
 
-_METRICS: MetricGroup[RunReading] = MetricGroup(
-    "gpuprobe_run_",
-    ("run", "rank"),
-    {
-        "run": "gpuprobe.run.name",
-        "rank": "gpuprobe.run.rank",
-        "device": "gpuprobe.run.device",
-        "host": "host.name",
-    },
-)
+_METRICS: MetricGroup[RunReading] = MetricGroup("gpuprobe_run_", ("run", "rank"))
 
 _ROWS: tuple[MetricRow[RunReading], ...] = (
     _METRICS.row(
@@ -197,7 +188,6 @@ _ROWS: tuple[MetricRow[RunReading], ...] = (
         "Index of the newest step, from 0.",
         "recording: steps",
         value=lambda run: known(run.step, lambda step: step.index),
-        otel="gpuprobe.run.step_index",
     ),
     _METRICS.row(
         "steps_total",
@@ -218,7 +208,6 @@ _ROWS: tuple[MetricRow[RunReading], ...] = (
         "recording: steps",
         value=lambda run: run.totals.duration_ns,
         per=1_000_000_000,
-        otel="gpuprobe.run.step_time",
     ),
     _METRICS.row(
         "phase_seconds_total",
@@ -228,7 +217,6 @@ _ROWS: tuple[MetricRow[RunReading], ...] = (
         points=each(_phases, _phases_labels, lambda one: one.duration_ns),
         labels=("phase",),
         per=1_000_000_000,
-        otel="gpuprobe.run.phase_time",
     ),
     _METRICS.row(
         "allocated_bytes",
@@ -357,7 +345,6 @@ _ROWS: tuple[MetricRow[RunReading], ...] = (
         points=each(_collectives, _collectives_labels, lambda one: one.host_ns),
         labels=("op",),
         per=1_000_000_000,
-        otel="gpuprobe.run.collective_time",
     ),
     _METRICS.row(
         "hazards_total",

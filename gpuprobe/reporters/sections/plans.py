@@ -8,7 +8,6 @@ from typing import Final
 from gpuprobe.analysis.repeats import RepeatedShare, share_groups
 from gpuprobe.model.plans.estimate import Estimate, EstimatedChange, EstimateShare, RoomyGpu
 from gpuprobe.model.plans.fit import Fit, Trial
-from gpuprobe.model.plans.links import LinkTime
 from gpuprobe.model.plans.serving import ServingEstimate, ServingFit, ServingTrial
 from gpuprobe.model.plans.step_time import StepTime
 from gpuprobe.model.report import ShareRow
@@ -66,8 +65,6 @@ def estimate_sections(estimate: Estimate, top: int = 8) -> list[Section]:
         tables.append(
             communication_section("Communication in the last step", estimate.communication, top)
         )
-    if estimate.communication_time:
-        tables.append(_times(estimate))
     tables += step_time_sections(estimate.step_time, top, cost=estimate.cost)
     listed = (
         ("Compiled", estimate.compiled),
@@ -323,52 +320,6 @@ def _ranks(estimate: Estimate) -> Section:
         for row in estimate.by_rank
     )
     return Section("Ranks", (Table("ranks", columns, rows),))
-
-
-def _times(estimate: Estimate) -> Section:
-    """The time of the operations of one step, exposed ones and those that can be hidden."""
-    rows = estimate.communication_time
-    columns = (
-        Column("operation", AUTO, cut=False),
-        Column("ranks", 6, gap=2, number=True),
-        Column("nodes", 6, gap=1, number=True),
-        Column("calls", 6, gap=1, number=True),
-        Column("time", AUTO, gap=2, number=True),
-        Column("", 0, gap=2, cut=False),
-    )
-    shown = tuple(
-        Row(
-            (
-                f"{row.op} {row.axis}".rstrip(),
-                str(row.ranks),
-                str(row.nodes),
-                str(row.count),
-                Cell(_milliseconds([row]), row.high_ns),
-                _HIDDEN if row.overlaps else _EXPOSED,
-            )
-        )
-        for row in rows
-    )
-    foot = tuple(
-        Row(("in all", "", "", str(sum(row.count for row in some)), _milliseconds(some), name))
-        for name, some in (
-            (_EXPOSED, [row for row in rows if not row.overlaps]),
-            (_HIDDEN, [row for row in rows if row.overlaps]),
-        )
-        if some
-    )
-    nodes = f"{estimate.link}, {plural(estimate.per_node, 'rank')} on each node"
-    title = f"Time of communication in the last step: a model, not measured ({nodes})"
-    return Section(title, (Table("time of communication", columns, shown, foot),))
-
-
-_EXPOSED: Final = "exposed: in line with computation"
-_HIDDEN: Final = "can be hidden: asynchronous, or on a separate stream"
-
-
-def _milliseconds(rows: Sequence[LinkTime]) -> str:
-    low, high = sum(row.low_ns for row in rows), sum(row.high_ns for row in rows)
-    return f"{low / 1e6:.2f} to {high / 1e6:.2f} ms"
 
 
 def _span(low: int, high: int) -> str:

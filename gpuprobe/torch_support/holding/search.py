@@ -138,13 +138,13 @@ def holders_of(
     return found
 
 
-def lasting_holders_of(storages: Collection[Key], limits: SearchLimits | None = None) -> Holders:
+def lasting_holders_of(storages: Collection[Key]) -> Holders:
     """What holds each of these storages by a name that outlives the functions that run: globals,
     and variables of the outermost function of the program in each thread. Like `holders_of`, but
     for storages that no such name leads to, which are left out.
     """
     with _Quiet():
-        return _Search(set(storages), None, None, limits or SearchLimits()).run_lasting()
+        return _Search(set(storages), None, None, SearchLimits()).run_lasting()
 
 
 _MOST_SEARCHES: Final = 8

@@ -1,1 +1,0 @@
-"""Programs and libraries of other people's making, on the simulated GPU."""

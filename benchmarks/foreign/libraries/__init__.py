@@ -1,1 +1,0 @@
-"""Programs of the corpus, by what they are about."""
