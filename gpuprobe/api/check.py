@@ -518,6 +518,17 @@ def _compare(
 _MOST_SETTINGS = 5
 
 
+def pull_request_comment() -> Callable[[str, str], None]:
+    """What writes a report, in Markdown, as the one comment about a subject of the pull or merge
+    request that this job is for. Raises EnvironmentUnavailable if the service does not accept it.
+
+    Raises UsageError outside a job of GitHub or GitLab, and without a token.
+    """
+    from gpuprobe.reporters.ci.comment import comment, discussion_of
+
+    return partial(comment, discussion_of(os.environ))
+
+
 def write_findings(
     results: Sequence[CheckResult],
     root: str,

@@ -141,6 +141,17 @@ def test_the_action_fails_with_a_summary_and_annotations(
     assert (workspace / "sub" / "found.xml").exists()
 
 
+def test_a_comment_needs_a_pull_request(
+    action: dict[str, Any], workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GITHUB_REF", "refs/heads/main")
+    inputs = {"run": "small.gpuprobe", "baseline": "memory.json", "working_directory": "sub"}
+    job = Job(action, workspace, comment="true", **inputs)
+    assert job.code == 2
+    assert "is for no pull request" in job.log
+    assert Job(action, workspace, **inputs).code == 0
+
+
 def test_inputs_are_no_code(action: dict[str, Any], workspace: Path) -> None:
     hostile = "x.gpuprobe; touch one $(touch two) `touch three` && touch four | tee five > six *"
     before = sorted(path.name for path in (workspace / "sub").iterdir())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -18,6 +19,8 @@ import pytest
 import repository
 import yaml
 from recipe_project import copied, made
+
+from gpuprobe.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.xdist_group("recipes")  # so that one process shares the recordings
@@ -86,3 +89,23 @@ def test_the_job_on_gitlab_leaves_the_reports_it_names(
     assert all((tmp_path / entry["location"]["path"]).is_file() for entry in quality)
     suite = ET.parse(tmp_path / reports["junit"]).getroot()[0]
     assert (suite.get("failures") != "0") == bool(code)
+
+
+def test_vs_codes_matcher_has_the_line_of_the_cause(
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (task,) = snippet(".vscode/tasks.json")["tasks"]
+    program, *arguments = task["command"].split()
+    assert program == "gpuprobe"
+    copied(made(tmp_path_factory), tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert main([*arguments, "--baseline", "memory.json", "large.gpuprobe"]) == 1
+    pattern = task["problemMatcher"]["pattern"]
+    lines = capsys.readouterr().out.splitlines()
+    (match,) = filter(None, (re.fullmatch(pattern["regexp"], line) for line in lines))
+    assert match[pattern["file"]] == "train.py"
+    assert int(match[pattern["line"]]) > 0
+    assert match[pattern["message"]].startswith("first cause: ")

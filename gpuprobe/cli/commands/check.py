@@ -10,6 +10,7 @@ options after -- are added to the project's command; a command after -- is run a
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,7 +27,7 @@ from gpuprobe.cli.options import (
     positive,
     seconds,
 )
-from gpuprobe.errors import ProgramFailed, UsageError
+from gpuprobe.errors import EnvironmentUnavailable, ProgramFailed, UsageError
 
 if TYPE_CHECKING:
     from gpuprobe.analysis.baseline.model import Baseline, CheckResult
@@ -70,6 +71,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "at most this long (default: twice the time of the check; 0: rank the changes by rules)",
     )
     annotate.add_option(parser, "--annotations")
+    parser.add_argument(
+        "--comment",
+        action="store_true",
+        help="in a job of GitHub or GitLab, also write the report as one comment of the pull or "
+        "merge request, in place of that of an earlier run",
+    )
     add_script(parser)
 
 
@@ -208,7 +215,7 @@ def measured(plan: CheckPlan, *, alone: bool = True) -> Baseline:
 
 def run(args: argparse.Namespace) -> int:
     from gpuprobe.api.blame import BlameOptions
-    from gpuprobe.api.check import compare_as_planned, measure_apart
+    from gpuprobe.api.check import compare_as_planned, measure_apart, pull_request_comment
     from gpuprobe.gate.files import ensure_writable, read_baseline
     from gpuprobe.gate.plan import baseline_path, chosen_runs, tolerances
     from gpuprobe.gate.project import read_project
@@ -233,6 +240,7 @@ def run(args: argparse.Namespace) -> int:
             ),
         )
     ensure_writable(args.sarif, args.junit)
+    comment = pull_request_comment() if args.comment else None
     alone = len(names) == 1
     results = []
     for name, (before, plan) in plans.items():
@@ -242,6 +250,8 @@ def run(args: argparse.Namespace) -> int:
             compare_as_planned(before, after, plan, measure_apart, paths[name], blame=blame)
         )
     _report(args, results, project.root, str(paths[names[0]].absolute()))
+    if comment is not None:
+        _comment(comment, results, paths[names[0]])
     missing = [text for result in results for text in result.incomplete]
     if missing:
         stderr.error(f"the recording is incomplete: {missing[0]}")
@@ -249,6 +259,20 @@ def run(args: argparse.Namespace) -> int:
     if any(result.mismatches for result in results):
         return exit_codes.USAGE
     return exit_codes.OK if all(result.ok for result in results) else exit_codes.FINDINGS
+
+
+def _comment(
+    comment: Callable[[str, str], None], results: list[CheckResult], baseline: Path
+) -> None:
+    """Write the comment; a service that does not take it does not change how the check ends."""
+    from gpuprobe.api.render import CheckResults, render
+
+    text = io.StringIO()
+    render(CheckResults(results), "markdown", text)
+    try:
+        comment(text.getvalue(), baseline.name)
+    except EnvironmentUnavailable as error:
+        stderr.note(str(error))
 
 
 def _progress() -> Callable[[str], None]:
