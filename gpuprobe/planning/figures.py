@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -39,9 +39,6 @@ from gpuprobe.recording.summary import summarize
 from gpuprobe.reporters.sections.causes import effect_text
 from gpuprobe.reporters.sections.parts import capitalized
 from gpuprobe.step_time.recorded import step_time_of
-
-if TYPE_CHECKING:
-    pass
 
 _NOT_MODELLED = ("memory that libraries allocate without torch", "other programs on the same GPU")
 

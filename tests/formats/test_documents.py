@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import copy
 import io
-import json
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -20,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
+from sarif_schema import SARIF
 
 import gpuprobe.analysis.baseline.check  # noqa: F401 (it defines the rules)
 from examples import examples
@@ -32,9 +31,6 @@ from gpuprobe.reporters import markdown
 from gpuprobe.reporters.ci import junit, sarif
 from gpuprobe.reporters.json import check as check_json
 from gpuprobe.reporters.sections.check import run_sections
-
-SCHEMA = json.loads(Path(__file__).with_name("sarif-2.1.0-rtm.5.json").read_text(encoding="utf-8"))
-SARIF = jsonschema.Draft4Validator(SCHEMA, format_checker=jsonschema.FormatChecker())
 
 GITHUBS_SUMMARY = 1 << 20
 """Bytes of a step's job summary (docs.github.com, "Workflow commands", "Adding a job summary")."""

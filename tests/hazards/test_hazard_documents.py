@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sarif_subset import SCHEMA
+from sarif_schema import SARIF
 
 import gpuprobe
 from gpuprobe.hazards.findings.results import Hazards
@@ -44,7 +44,6 @@ with gpuprobe.allow_sync("logging"):
     x.max().item()
 torch.nonzero(x)
 """
-VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +65,7 @@ def test_sarif_of_a_run(found: Hazards) -> None:
     stream = io.StringIO()
     sarif.write(found.findings, stream, root)
     document = json.loads(stream.getvalue())
-    VALIDATOR.validate(document)
+    SARIF.validate(document)
     (run,) = document["runs"]
     assert len(run["results"]) == len(found.findings)
     for result, finding in zip(run["results"], found.findings, strict=True):
@@ -109,7 +108,7 @@ def test_a_failure_is_reported_in_every_format(launches: int) -> None:
         str(html.Drawing().section(one)) for one in again
     )
     log = sarif.document(found.findings, failed=found.failed)
-    VALIDATOR.validate(log)
+    SARIF.validate(log)
     assert log["runs"][0]["invocations"][0]["executionSuccessful"] is False
     here = annotations.Places("/work", "/work")
     stream = io.StringIO()
@@ -149,7 +148,7 @@ any_findings = st.builds(
 @given(st.lists(any_findings, max_size=4))
 def test_any_findings_make_valid_sarif(findings: list[Finding]) -> None:
     document = sarif.document(findings, "/a")
-    VALIDATOR.validate(document)
+    SARIF.validate(document)
     assert json.loads(json.dumps(document)) == document
     for result, finding in zip(document["runs"][0]["results"], findings, strict=True):
         for shown in result["locations"]:
@@ -157,23 +156,6 @@ def test_any_findings_make_valid_sarif(findings: list[Finding]) -> None:
             assert urlsplit(uri).scheme in ("", "file")
             if finding.location is None:  # code scanning refuses a file with a result without one
                 assert (uri, shown["physicalLocation"]["region"]["startLine"]) == (".", 1)
-
-
-def test_the_schema_by_hand_refuses_what_the_standard_does() -> None:
-    finding = Finding("GP201", "k", Level.ERROR, "m", location=Place("a.py", 3))
-    good = json.dumps(sarif.document([finding]))
-    for old, new in (
-        ('"version": "2.1.0"', '"version": "2.1"'),
-        ('"startLine": 3', '"startLine": 0'),
-        ('"a.py"', '"a b.py"'),
-        ('"level": "error", "message"', '"level": "fatal", "message"'),
-        ('"name": "gpuprobe"', '"title": "gpuprobe"'),
-        ('"message"', '"Message"'),
-        ('"locations"', '"places"'),  # code scanning refuses the file
-    ):
-        assert old in good
-        with pytest.raises(jsonschema.ValidationError):
-            VALIDATOR.validate(json.loads(good.replace(old, new)))
 
 
 def test_json_of_a_run(found: Hazards) -> None:

@@ -8,11 +8,10 @@ import json
 import re
 from typing import Any
 
-import jsonschema
 import pytest
 from hazard_case import Case
 from judging import judge
-from sarif_subset import SCHEMA
+from sarif_schema import SARIF
 
 from gpuprobe.hazards.findings.code import applied
 from gpuprobe.model.findings import Insertion
@@ -293,7 +292,7 @@ def test_what_a_wait_for_the_device_cures_is_one_finding() -> None:
 def test_sarif_has_the_change() -> None:
     found = run("named", _NAMED)
     document = sarif.document(found.findings)
-    jsonschema.Draft202012Validator(SCHEMA).validate(document)
+    SARIF.validate(document)
     (result,) = [one for one in document["runs"][0]["results"] if one["ruleId"] == "GP201"]
     (fix,) = result["fixes"]
     (change,) = fix["artifactChanges"]

@@ -6,10 +6,9 @@ import asyncio
 import contextlib
 import io
 import json
-import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -156,16 +155,6 @@ def problem(argv: list[str], ended: Ended) -> str:
 
 def _refuse(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
-
-
-@contextlib.contextmanager
-def in_folder(path: Path) -> Iterator[None]:
-    here = Path.cwd()
-    os.chdir(path)
-    try:
-        yield
-    finally:
-        os.chdir(here)
 
 
 VIEW_KEYS = (

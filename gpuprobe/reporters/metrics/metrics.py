@@ -34,7 +34,7 @@ Points = Iterable[tuple[tuple[str, ...], Number]]
 """Samples: the values of their labels, and the number."""
 
 _UNITS = ("bytes_per_second", "bytes", "seconds", "ratio", "celsius", "watts", "joules", "hertz")
-"""The longest before the one that it begins with: a name ends with one of them."""
+"""What the name of a metric with a unit ends with."""
 
 
 @dataclass(frozen=True, slots=True)
