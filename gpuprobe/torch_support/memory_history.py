@@ -209,7 +209,8 @@ class SharedHistory:
             more = max(self._limit + _SLACK, MOST_ENTRIES if all_matter else 0)
             options |= {"enabled": "all", "max_entries": more}
             self._has_reads = "snapshot" not in (options.get("skip_actions") or ())
-        return original(*options.values())
+        # Those that newer versions of torch have added come last.
+        return original(*options.values(), *args[len(names) :])
 
     def _enabled(self, original: Callable[[], bool]) -> bool:
         return self.taken and original()

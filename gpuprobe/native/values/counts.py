@@ -14,9 +14,14 @@ from typing import Any, Final
 import torch
 
 from gpuprobe.native.values.arguments import Args
+from gpuprobe.torch_support.version import installed
 
 _CHUNK: Final = (1 << 31) - 1
 """Elements that ``nonzero_cuda_out_impl`` counts at once."""
+
+
+_ROWS: Final = 8 if installed() >= (2, 15) else 4
+"""Bytes of the count of slices: of ``unique_dim`` and ``unique_consecutive``."""
 
 
 def _nonzero(given: Args, found: Any) -> Iterator[tuple[int, int]]:
@@ -38,7 +43,7 @@ def _unique(given: Args, found: Any) -> Iterator[tuple[int, int]]:
 
 
 def _unique_dim(given: Args, found: Any) -> Iterator[tuple[int, int]]:
-    yield found[0].size(given[1]), 4
+    yield found[0].size(given[1]), _ROWS
 
 
 def _consecutive(given: Args, found: Any) -> Iterator[tuple[int, int]]:
@@ -46,7 +51,7 @@ def _consecutive(given: Args, found: Any) -> Iterator[tuple[int, int]]:
     if dim is None:
         yield found[0].size(0), 8
     else:
-        yield found[0].size(dim), 4
+        yield found[0].size(dim), _ROWS
 
 
 def _boxes(given: Args, found: Any) -> Iterator[tuple[int, int]]:
@@ -95,12 +100,12 @@ def _all_differ(given: Args) -> Iterator[tuple[int, int]]:
 
 
 def _rows_differ(given: Args) -> Iterator[tuple[int, int]]:
-    yield given[0].size(given[1]), 4
+    yield given[0].size(given[1]), _ROWS
 
 
 def _in_a_row_differ(given: Args) -> Iterator[tuple[int, int]]:
     dim = given[3] if len(given) > 3 else None
-    yield (given[0].numel(), 8) if dim is None else (given[0].size(dim), 4)
+    yield (given[0].numel(), 8) if dim is None else (given[0].size(dim), _ROWS)
 
 
 def _indices_differ(given: Args) -> Iterator[tuple[int, int]]:
