@@ -45,6 +45,8 @@ def _kept_wide(live: LiveMemory) -> Iterator[Excess]:
         for row in live.rows
         if live.needs[row].needless
         and live.how(row) is Made.COPY
+        and live.category(row) not in STATE
+        and live.text("last_name", row) in _PRECISE
         and _is_wider(live, row)
         and (holder := live.holders.get(row)) is not None
         and holder.name
@@ -73,7 +75,11 @@ def _kept_wide(live: LiveMemory) -> Iterator[Excess]:
 
 def _widened(live: LiveMemory) -> Iterator[Excess]:
     widths = live.column("width")
-    rows = [row for row in live.rows if _is_wider(live, row) and not _needs_precision(live, row)]
+    rows = [
+        row
+        for row in live.rows
+        if _is_wider(live, row) and not (live.lives.survives(row) or _needs_precision(live, row))
+    ]
     if not rows:
         return
     main = live.largest(rows)

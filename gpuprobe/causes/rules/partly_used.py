@@ -44,6 +44,8 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
         yield _computed_in_whole(live, new)
     elif old:
         yield _kept_by_views(live, [*old, *new])
+    if not new:
+        yield from _gradients_in_whole(live, read)
     yield from _rows_thrown_away(live)
     yield from _selected_late(live, read)
 
@@ -124,12 +126,30 @@ def _kept_by_views(live: LiveMemory, rows: list[int]) -> Excess:
     return _excess(live, rows, answer, Bound.OR_MORE)  # the base is there until it is cloned
 
 
+def _gradients_in_whole(live: LiveMemory, read: Sequence[int]) -> Iterator[Excess]:
+    """Gradients of tensors of which only a part was selected by indices: zeros, but for that."""
+    requested = live.ledger.requested
+    selected = [
+        row
+        for row, products in live.products.items()
+        if live.is_temporary(row)
+        and 0 < read[row] <= _MOST * requested[row]
+        and {live.text("made_name", one) for one in products} <= _SELECTING
+        and live.text("last_name", row) in _SELECTING
+    ]
+    graded = [row for row in live.gradients(selected) if live.how(row) is Made.FILL]
+    if alive := [row for row in graded if row in live.needs]:
+        sizes = {requested[row] for row in alive}
+        of = [row for row in selected if requested[row] in sizes]
+        yield replace(_computed_in_whole(live, of), rows=alive)
+
+
 def _computed_in_whole(live: LiveMemory, rows: list[int]) -> Excess:
     answer = Answer(
         "computed-in-whole",
         f"only {_what(live, rows)} are read: the rest is computed and thrown away",
         "select the part before this operator instead of after it: of logits, the hidden states "
-        "of the last position only",
+        "of the last position only, or of the chosen ones",
     )
     # What is computed from it is smaller, too.
     found = _excess(live, rows, answer, Bound.OR_LESS)

@@ -81,7 +81,7 @@ def _gathered(live: LiveMemory) -> Iterator[Excess]:
             "repeated-values",
             f"{human_bytes(live.bytes_of(times))}{of_names(live, list(times))} are the same "
             f"matrices many times: {live.text('made_name', main)} at {live.place(main)} copies "
-            f"one of {human_bytes(of)} for each element of a batch",
+            f"one for each element of a batch, from {human_bytes(of)}",
             "multiply the elements that have a matrix in common at once, with that matrix (group "
             "them by index), so that it is broadcast and not copied",
         ),
