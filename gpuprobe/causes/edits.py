@@ -45,7 +45,7 @@ _OPTIMIZER: Final = re.compile(r"\boptim\.([A-Z]\w*)\(")
 
 
 class EditCandidate(NamedTuple):
-    """An edit of the file ``path``, and one that is made with it."""
+    """An edit of the file ``path``, and one that is made in addition."""
 
     path: str
     edit: Edit

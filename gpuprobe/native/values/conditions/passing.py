@@ -56,7 +56,7 @@ def only_added(frame: FrameType) -> bool:
 
 
 def _passed_on(node: ast.AST, source: SourceTree) -> ast.AST | None:
-    """What gets the value of an expression, or what arithmetic makes of it."""
+    """What gets the value of an expression, or the result of arithmetic with that value."""
     while isinstance(parent := source.parents.get(node), (ast.BinOp, ast.UnaryOp)):
         node = parent
     return parent
