@@ -59,8 +59,8 @@ def _kept_wide(live: LiveMemory) -> Iterator[Excess]:
             Answer(
                 "widened",
                 f"{human_bytes(live.bytes_of(rows))}{of_names(live, rows)} are copies in a type of "
-                f"{widths[main]} bytes, allocated at {live.place(main)} and not used again: only {name} "
-                f"at {live.last_place(main)} needed that",
+                f"{widths[main]} bytes, allocated at {live.place(main)} and not used again: only "
+                f"{name} at {live.last_place(main)} needed that",
                 "convert in the call that needs it, as in cross_entropy(logits.float(), targets), "
                 "so that no name keeps the wide copy: widen only what a loss or a sum is computed "
                 "from, where it is",
