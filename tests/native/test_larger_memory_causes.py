@@ -15,7 +15,7 @@ from native_commands import gpuprobe
 def explain(tmp_path: Path, program: str) -> dict[str, Any]:
     (tmp_path / "train.py").write_text(program)
     # The budget: however busy the machine is.
-    options = ("--gpu", "t4", "--json", "--budget", "900", "--compute", "shapes")
+    options = ("--gpu", "t4", "--json", "--max-seconds", "900", "--compute", "shapes")
     done = gpuprobe("explain", *options, "train.py", cwd=tmp_path)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
