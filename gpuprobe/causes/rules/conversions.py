@@ -24,7 +24,6 @@ _PRECISE = frozenset(
 def diagnose(live: LiveMemory) -> Iterator[Excess]:
     """Wider copies without a use that needs them, and copies of a type that is given up."""
     yield from _widened(live)
-    yield from _kept_wide(live)
     yield from _narrowed_later(live)
 
 
@@ -38,7 +37,7 @@ def _is_wider(live: LiveMemory, row: int) -> bool:
     return requested[row] * widths[source] == requested[source] * widths[row]
 
 
-def _kept_wide(live: LiveMemory) -> Iterator[Excess]:
+def kept_wide(live: LiveMemory) -> Iterator[Excess]:
     """Wider copies that a name keeps after what they were made for, such as a loss."""
     rows = [
         row

@@ -16,16 +16,15 @@ from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import Made
 
 _LEAST = 2
-
-
 _GATHERED = 4
+"""How many times as many bytes selected matrices have as all that there are, and as their products,
+at least."""
 _BY_INDEX = frozenset(("index", "index_select", "embedding"))
 _BATCHED = frozenset(("bmm", "baddbmm"))
 
 
 def diagnose(live: LiveMemory) -> Iterator[Excess]:
     """Blocks whose values are those of a block that is a fraction of their size."""
-    yield from _gathered(live)
     times = repeated(live)
     rows = [row for row in live.rows if row in times]
     if not rows:
@@ -57,7 +56,7 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
     )
 
 
-def _gathered(live: LiveMemory) -> Iterator[Excess]:
+def gathered(live: LiveMemory) -> Iterator[Excess]:
     """Matrices that are selected by indices, far more often than there are, for one product each
     whose result is small.
     """
