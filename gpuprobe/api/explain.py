@@ -91,7 +91,7 @@ from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import LineNumber, Unavailable
 from gpuprobe.processes import end_with_parent
-from gpuprobe.remedies.edits import CloneStored, Detach, ToCpu
+from gpuprobe.remedies.edits import CloneStored, Detach, Edit, ToCpu
 from gpuprobe.remedies.output import OutputComparison
 from gpuprobe.remedies.setting import AllocatorSetting
 from gpuprobe.remedies.text import ProgramText, Refused, parsed
@@ -639,6 +639,8 @@ class _Explaining:
 
     def _refined(self, diagnosed: Diagnosed) -> Diagnosed:
         """The cause, with what the program's source has about it."""
+        if diagnosed.other is not None:
+            return diagnosed
         for path in files_of(diagnosed, self._script):
             text = _text(path)
             answer = None if text is None else graphs.retained(diagnosed.group, text)
@@ -655,7 +657,11 @@ class _Explaining:
         return diagnosed
 
     def _edits(self, found: Diagnosed) -> list[EditCandidate]:
-        """The edits that can be tried for a cause."""
+        """The edits that can be tried for a cause; those of two causes are tried together."""
+        if found.other is not None:
+            second = self._edits(found.other)[:1]
+            first = self._edits(found._replace(other=None)) if second else []
+            return [one._replace(also=second[0]) for one in first]
         for path in files_of(found, self._script):
             text = _text(path)
             edits = [] if text is None else candidates(found, path, text)
@@ -668,9 +674,11 @@ class _Explaining:
         left = self._until - time.monotonic()
         if left <= 0:
             return None
-        return self._opened_trials().try_remedy(
-            RemedyRequest({candidate.path: [candidate.edit]}), left
-        )
+        edits: dict[str, list[Edit]] = {}
+        for one in (candidate, candidate.also):
+            if one is not None:
+                edits.setdefault(one.path, []).append(one.edit)
+        return self._opened_trials().try_remedy(RemedyRequest(edits), left)
 
     def _best(self, edits: Sequence[EditCandidate], replayed: Effect) -> _Outcome:
         """The effect of the best edit: of one that saves about as much as the replay, no other is

@@ -45,10 +45,11 @@ _OPTIMIZER: Final = re.compile(r"\boptim\.([A-Z]\w*)\(")
 
 
 class EditCandidate(NamedTuple):
-    """An edit of the file ``path``."""
+    """An edit of the file ``path``, and one that is made in addition."""
 
     path: str
     edit: Edit
+    also: EditCandidate | None = None
 
 
 def files_of(cause: Diagnosed, script: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Final, NamedTuple
 
 from gpuprobe.analysis.peak.needs import Biographies
@@ -18,7 +19,7 @@ from gpuprobe.causes.groups import (
     held_blocks,
 )
 from gpuprobe.causes.live_memory import Excess, LiveMemory, Variable
-from gpuprobe.causes.replays import FreedEarly, KindedTrace, Remedy, Replay, Smaller
+from gpuprobe.causes.replays import Both, FreedEarly, KindedTrace, Remedy, Replay, Smaller
 from gpuprobe.causes.rules import CACHED, LARGER, RULES, exceptions
 from gpuprobe.causes.rules.gradients import LATE_GRADIENTS
 from gpuprobe.causes.rules.holders import LIVE_VARIABLE
@@ -37,6 +38,10 @@ NO_GRAD = "with torch.no_grad():"
 """The code of a remedy by which no graph is made."""
 
 
+_MOST_FIRST: Final = 3
+"""Causes that save nothing alone for which another one is searched."""
+
+
 class Diagnosed(NamedTuple):
     """A group of memory, and the answer of the first rule that knows it."""
 
@@ -51,6 +56,8 @@ class Diagnosed(NamedTuple):
     """The line to change, if that is not where the memory is allocated."""
     bound: Bound = Bound.EXACT
     """Whether the program may need more without it, as what else holds it is unknown, or less."""
+    other: Diagnosed | None = None
+    """A cause at a second moment that is as high, without which the remedy alone saves nothing."""
 
     def answered(self, answer: Answer) -> Diagnosed:
         """The same memory with another answer."""
@@ -81,19 +88,14 @@ def causes_at(
     peak = max(lives.ledger.allocated_after())
     least = LEAST_EFFECT * lives.tensors(event)
     traced = KindedTrace(lives)
-    found = list(_unneeded(traced, event, holders, otherwise, others, failed=failed))
-    if not failed:
-        live = LiveMemory(lives, event, holders, variable)
-        # Of memory whose end would come too late, why that is counts, not its size; but variables
-        # of this step are a part of what computes them, if that is larger.
-        late = [one for one in found if peak - one.without >= least]
-        kept = [one for one in late if one.answer.rule != LIVE_VARIABLE or one.group.main.earlier]
-        most = max((peak - one.without for one in late), default=0)
-        rows_late, rows_kept = _rows(late), _rows(kept)
-        for _, one in _larger(live, traced):
-            rows = rows_kept if peak - one.without > most else rows_late
-            if 2 * one.group.outside(rows) >= one.group.bytes:
-                found.append(one)
+
+    def at(moment: int) -> list[Diagnosed]:
+        found = list(_unneeded(traced, moment, holders, otherwise, others, failed=failed))
+        if not failed:
+            found += _chosen(LiveMemory(lives, moment, holders, variable), traced, found)
+        return found
+
+    found = at(event)
     known: set[int] = set()
     # What a remedy saves counts, but not what it saves of others' memory.
     saved = {
@@ -114,6 +116,61 @@ def causes_at(
             continue  # most of it has a better remedy
         if failed or peak - one.without >= least:
             known |= {block.row for block in one.group.blocks}
+            yield one
+    if not known and not failed:
+        found.sort(key=lambda one: -one.group.bytes)
+        pairs = (_with_other(one, at, peak - 2 * least) for one in found[:_MOST_FIRST])
+        yield from islice(filter(None, pairs), 1)
+
+
+def _with_other(
+    first: Diagnosed, at: Callable[[int], list[Diagnosed]], most: float
+) -> Diagnosed | None:
+    """A cause that saves nothing alone, with one of the moment that is as high without it, if the
+    program needs no more than ``most`` bytes without both.
+    """
+    traced = first.replay.main
+    running = first.replay.running(traced)
+    moment = running.index(max(running)) - 1
+    seconds = [
+        (replay.peak(traced), one, replay)
+        for one in (at(moment) if moment >= 0 else [])
+        for replay in [Both(first.replay, one.replay)]
+        if one.answer.rule != first.answer.rule or one.group.main.row != first.group.main.row
+    ]
+    after, second, replay = min(seconds, key=lambda one: one[0], default=(0, None, None))
+    if second is None or replay is None or after > most:
+        return None
+    answer = Answer(
+        first.answer.rule,
+        f"{first.answer.sentence}. Alone, this saves little: memory is as high at another moment, "
+        f"when {second.answer.sentence}",
+        f"both: {first.answer.remedy}; and {second.answer.remedy}",
+        "; ".join(filter(None, dict.fromkeys((first.answer.code, second.answer.code)))),
+        first.answer.edit,
+    )
+    return first._replace(
+        answer=answer,
+        without=after,
+        replay=replay,
+        assumed=" and ".join(dict.fromkeys((first.assumed, second.assumed))),
+        bound=first.bound if first.bound is not Bound.EXACT else second.bound,
+        other=second,
+    )
+
+
+def _chosen(live: LiveMemory, traced: KindedTrace, late: list[Diagnosed]) -> Iterator[Diagnosed]:
+    """What is larger than it must be, but for memory that is not needed."""
+    peak, least = max(live.ledger.allocated_after()), LEAST_EFFECT * live.tensors
+    # Of memory whose end would come too late, why that is counts, not its size; but variables of
+    # this step are a part of what computes them, if that is larger.
+    late = [one for one in late if peak - one.without >= least]
+    kept = [one for one in late if one.answer.rule != LIVE_VARIABLE or one.group.main.earlier]
+    most = max((peak - one.without for one in late), default=0)
+    rows_late, rows_kept = _rows(late), _rows(kept)
+    for _, one in _larger(live, traced):
+        rows = rows_kept if peak - one.without > most else rows_late
+        if 2 * one.group.outside(rows) >= one.group.bytes:
             yield one
 
 

@@ -32,6 +32,11 @@ STATE = frozenset(
 """Categories of memory that stays from step to step."""
 
 
+_PRODUCTS = frozenset(("mm", "bmm", "addmm"))
+_SMALL = 16
+"""A matrix that many times smaller than what it is multiplied with is no second set of rows."""
+
+
 Variable: TypeAlias = Callable[[Sequence[Frame]], str]
 """Returns the name that the code of a stack, innermost frame first, assigns its result to."""
 
@@ -215,6 +220,21 @@ class LiveMemory:
     def is_temporary(self, row: int) -> bool:
         """Whether a row is made and freed in the trace."""
         return self.ledger.start[row] >= 0 and not self.lives.survives(row)
+
+    def multiplied(self, row: int, source: int) -> bool:
+        """Whether a row is a product of the rows of ``source`` with a small matrix."""
+        small = self.column("inputs")[row] - self.ledger.requested[source]
+        by_small = _SMALL * small <= self.ledger.requested[source]
+        return by_small and self.text("made_name", row) in _PRODUCTS
+
+    def gradients(self, rows: Iterable[int]) -> list[int]:
+        """The rows of the trace that a backward pass makes as large as one of these is."""
+        sizes = {self.ledger.requested[row] for row in rows}
+        return [
+            row
+            for row, requested in enumerate(self.ledger.requested)
+            if requested in sizes and self.text("made_phase", row).startswith("backward")
+        ]
 
     def is_new(self, row: int) -> bool:
         """Whether the operator that runs makes the row."""

@@ -19,7 +19,7 @@ from gpuprobe.analysis.peak.needs import Biographies
 from gpuprobe.analysis.peak.peaks import HighWater, PeakSite, by_category, live_at, window_of
 from gpuprobe.causes.answer import Answer, EditKind
 from gpuprobe.causes.find import NO_GRAD, Diagnosed, causes_at
-from gpuprobe.causes.groups import HeldBlock, HeldGroup
+from gpuprobe.causes.groups import LEAST_EFFECT, HeldBlock, HeldGroup
 from gpuprobe.causes.replays import RunPeak, over_all_steps
 from gpuprobe.causes.rules import cycles, graphs
 from gpuprobe.causes.rules.gradients import LATE_GRADIENTS
@@ -250,6 +250,8 @@ def _certain(
     passes keep what a backward pass would use; ``ring``: the reference cycle that held the most
     when a step ended.
     """
+    if found.other is not None:
+        return found
     group = found.group
     unnamed = group.holder is None or group.holder.root not in _NAMED
     if found.answer.rule == LATE_GRADIENTS and unnamed:
@@ -365,6 +367,11 @@ def _container(holder: Holder) -> str:
     return re.sub(r"\[[^\]]*\]", "[]", holder.name)
 
 
+_MANY: Final = 10_000
+"""The steps after which what grows has to be `LEAST_EFFECT` of the peak: numbers for a plot never
+are."""
+
+
 def kept_causes(site: PeakSite, known: Sequence[MemoryCause]) -> Iterator[MemoryCause]:
     """The holders that keep more and more, though it may be a small part of the peak: it has no
     end. Those of ``known`` causes are left out.
@@ -378,7 +385,7 @@ def kept_causes(site: PeakSite, known: Sequence[MemoryCause]) -> Iterator[Memory
             continue
         if any(name.startswith(_container(holder)) for name in names):
             continue  # the same container, or what one of its elements keeps
-        if not one.grows(traced):
+        if not one.grows(traced) or holder.bytes * _MANY < LEAST_EFFECT * peak * len(traced):
             continue
         sentence = (
             f"{kept_in(holder)} grows with the steps, and nothing uses what it keeps: "

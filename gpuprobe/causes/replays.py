@@ -12,17 +12,18 @@ Blocks of other steps are recognised by the code that makes them.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import cached_property
 from itertools import accumulate
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from gpuprobe.analysis.peak.needs import Biographies
 from gpuprobe.analysis.peak.peaks import PeakSite
-from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
+from gpuprobe.analysis.trace.ledger import ledger_of
 from gpuprobe.causes.groups import HeldBlock, ProgramStacks
 from gpuprobe.causes.live_memory import Excess, LiveMemory
 from gpuprobe.errors import DataError
@@ -107,15 +108,58 @@ class KindedTrace:
         return [start for start, phase in made if not strings[phase].startswith("optimizer")]
 
 
-class Replay(Protocol):
-    """A change of the program, and what its memory would be."""
+class Changed(NamedTuple):
+    """For each row of a trace, the events that make it and free it, and its size in bytes, in the
+    changed program.
+    """
 
-    @property
-    def main(self) -> KindedTrace:
-        """The trace of the peak."""
+    starts: Sequence[int]
+    ends: Sequence[int]
+    sizes: Sequence[int]
+
+    def running(self, events: int) -> list[int]:
+        """The allocated bytes: before the first event, and after each of ``events``."""
+        delta = [0] * (events + 2)
+        for start, end, size in zip(*self, strict=True):
+            if end > start:
+                delta[start + 1] += size
+                delta[end + 1] -= size
+        delta.pop()
+        return list(accumulate(delta))
+
+
+class Replay(ABC):
+    """A change of the program, and what its memory would be. ``main``: the trace of the peak."""
+
+    main: KindedTrace
+
+    @abstractmethod
+    def changed(self, traced: KindedTrace) -> Changed:
+        """The rows of a trace of the run."""
+
+    def running(self, traced: KindedTrace) -> list[int]:
+        """As `Changed.running`, of a trace of the run."""
+        return self.changed(traced).running(traced.lives.ledger.events)
 
     def peak(self, traced: KindedTrace) -> int:
         """The most memory in a trace of the run, in bytes."""
+        return max(self.running(traced))
+
+
+class Both(Replay):
+    """Two changes."""
+
+    def __init__(self, first: Replay, second: Replay) -> None:
+        self.main = first.main
+        self._changes = first, second
+
+    def changed(self, traced: KindedTrace) -> Changed:
+        one, other = (change.changed(traced) for change in self._changes)
+        return Changed(
+            list(map(max, one.starts, other.starts)),
+            list(map(min, one.ends, other.ends)),
+            list(map(min, one.sizes, other.sizes)),
+        )
 
 
 class Remedy(Enum):
@@ -126,7 +170,7 @@ class Remedy(Enum):
     NO_GRAPH = "no graph"  # the graphs are not made, so that no graph keeps anything
 
 
-class FreedEarly:
+class FreedEarly(Replay):
     """Blocks that something keeps go when nothing else needs or holds them; those that are not used
     yet come when they are. ``traced``: the trace of the peak, which is just after ``event``;
     ``blocks``: those of the holder; ``holders``: of all blocks, by row; ``others``: what else holds
@@ -245,9 +289,9 @@ class FreedEarly:
                 held[kind] = max(held[kind], now - made[row])
         return held
 
-    def peak(self, traced: KindedTrace) -> int:
+    def changed(self, traced: KindedTrace) -> Changed:
         starts = self._starts(traced)
-        return max(_running(traced.lives.ledger, starts, self.ends(traced, starts)))
+        return Changed(starts, self.ends(traced, starts), traced.lives.ledger.size)
 
     def ends(self, traced: KindedTrace, starts: Sequence[int]) -> list[int]:
         """For each row of a trace, the event before which it is freed. ``starts``: where they
@@ -308,7 +352,7 @@ def by_graph(holder: Holder | None) -> bool:
     return holder is not None and holder.kept in (Kept.SAVED, Kept.VARIABLE)
 
 
-class Smaller:
+class Smaller(Replay):
     """Blocks of other sizes, as a rule of the kind `LARGER` finds them. ``traced``: the trace of
     the peak.
     """
@@ -320,7 +364,7 @@ class Smaller:
         self._excess = excess
         self._rule = rule
 
-    def peak(self, traced: KindedTrace) -> int:
+    def changed(self, traced: KindedTrace) -> Changed:
         ledger = traced.lives.ledger
         excess: Excess | None = self._excess
         if traced is not self.main:
@@ -338,7 +382,7 @@ class Smaller:
                 sizes[row] = min(size, sizes[row])
             for row, end in excess.ends.items():
                 ends[row] = min(ends[row], max(end, ledger.start[row] + 1))
-        return max(ledger.running(ends, sizes))
+        return Changed(ledger.start, ends, sizes)
 
     @cached_property
     def _shares(self) -> Mapping[Kind, float]:
@@ -360,17 +404,6 @@ class Smaller:
         return next((one for one in found if traced.kinds[one.main] == kind), None) or next(
             iter(found), None
         )
-
-
-def _running(ledger: Ledger, starts: Sequence[int], ends: Sequence[int]) -> Iterator[int]:
-    """The allocated bytes: before the first event, and after each."""
-    delta = [0] * (ledger.events + 2)
-    for start, end, size in zip(starts, ends, ledger.size, strict=True):
-        if end > start:
-            delta[start + 1] += size
-            delta[end + 1] -= size
-    delta.pop()
-    return accumulate(delta)
 
 
 class RunPeak(NamedTuple):

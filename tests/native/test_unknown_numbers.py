@@ -274,3 +274,24 @@ def test_it_is_printed_as_not_a_number_and_stored_as_a_number(noted: Noted) -> N
     assert set(noted.needs) == {"text"}
     assert json.loads(json.dumps(value)) == PLACEHOLDER  # C code reads the value
     assert type(pickle.loads(pickle.dumps(value))) is float
+
+
+class Added:
+    """A tensor of one element, read by a program that may only add it to a sum."""
+
+    def item(self) -> int:
+        return int(passing.only_added(sys._getframe(1)))
+
+
+def test_what_is_added_to_a_sum_is_no_decision() -> None:
+    tensor = Added()
+    right = 0
+    right += tensor.item()
+    right += 2 * tensor.item()
+    right -= -tensor.item()
+    assert right == 4
+    rows = tensor.item()
+    assert not rows
+    right += [0, 1][tensor.item()]
+    right *= 1 + tensor.item()
+    assert right == 4

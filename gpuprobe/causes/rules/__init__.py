@@ -69,10 +69,12 @@ RULES: Final[tuple[Callable[[HeldGroup], Answer | Expected | None], ...]] = (
 LARGER: Final[tuple[Callable[[LiveMemory], Iterator[Excess]], ...]] = (
     unread.diagnose,
     repeats.diagnose,
+    repeats.gathered,
     broadcasts.diagnose,
     joins.diagnose,
     partly_used.diagnose,
     conversions.diagnose,
+    conversions.kept_wide,
     one_hot.diagnose,
     optimizers.diagnose,
     recomputed.diagnose,

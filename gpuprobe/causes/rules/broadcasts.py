@@ -65,6 +65,8 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
     if not rows or not reduced or not forward:
         return
     main = max(forward, key=lambda row: (live.size[row], row in live.needs, row))
+    pairs = [row for row in sorted(live.operands(main)) if row in live.needs]
+    of_pairs = of_names(live, pairs) if pairs else ""
     saved = saved_by(live, rows)
     chunks = "in chunks"
     if saved:  # otherwise the graph keeps those of all chunks
@@ -73,7 +75,7 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
         Answer(
             "broadcast-intermediate",
             f"{human_bytes(live.bytes_of(rows))}{of_names(live, rows)} are combinations of all "
-            f"pairs: {live.text('made_name', main)} at {live.place(main)} makes "
+            f"pairs{of_pairs}: {live.text('made_name', main)} at {live.place(main)} makes "
             f"{human_bytes(requested[main])} of {human_bytes(inputs[main])}, of which "
             f"{human_bytes(reduced)} remain{saved}",
             f"compute it {chunks}, or without the pairs: a square by norms and a matrix product "
@@ -83,5 +85,6 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
         rows,
         f"in chunks of an eighth ({_CHUNKS} of them, none saved for a backward pass)",
         sizes={row: live.size[row] // _CHUNKS for row in group},
+        named=pairs,
         bound=Bound.OR_LESS,  # a matrix product has no pairs at all
     )

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from gpuprobe.causes.answer import Answer
 from gpuprobe.causes.live_memory import STATE, Excess, LiveMemory
 from gpuprobe.causes.wording import of_names
+from gpuprobe.model.causes import Bound
 from gpuprobe.model.memory import Category
+from gpuprobe.model.run.holders import Kept
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import Made
 
@@ -25,20 +27,58 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
     yield from _narrowed_later(live)
 
 
+def _is_wider(live: LiveMemory, row: int) -> bool:
+    """Whether it has as many elements as what it is computed from, in a wider type."""
+    widths, requested, source = live.column("width"), live.ledger.requested, live.source(row)
+    if source is None or live.how(row) not in (Made.COPY, Made.POINTWISE):
+        return False
+    if not widths[source] or widths[row] <= widths[source] or widths[source] < 2:
+        return False
+    return requested[row] * widths[source] == requested[source] * widths[row]
+
+
+def kept_wide(live: LiveMemory) -> Iterator[Excess]:
+    """Wider copies that a name keeps after what they were made for, such as a loss."""
+    rows = [
+        row
+        for row in live.rows
+        if live.needs[row].needless
+        and live.how(row) is Made.COPY
+        and live.category(row) not in STATE
+        and live.text("last_name", row) in _PRECISE
+        and _is_wider(live, row)
+        and (holder := live.holders.get(row)) is not None
+        and holder.name
+        and holder.kept is Kept.TENSOR
+    ]
+    if rows:
+        main, widths = live.largest(rows), live.column("width")
+        name = live.text("last_name", main)
+        yield Excess(
+            Answer(
+                "widened",
+                f"{human_bytes(live.bytes_of(rows))}{of_names(live, rows)} are copies in a type of "
+                f"{widths[main]} bytes, allocated at {live.place(main)} and not used again: only "
+                f"{name} at {live.last_place(main)} needed that",
+                "convert in the call that needs it, as in cross_entropy(logits.float(), targets), "
+                "so that no name keeps the wide copy: widen only what a loss or a sum is computed "
+                "from, where it is",
+            ),
+            main,
+            rows,
+            "without the wider copy after its last use",
+            ends={row: live.end_after(live.lives.last[row]) for row in live.alike(rows)},
+            bound=Bound.OR_MORE,  # the name may keep the narrower one instead
+        )
+
+
 def _widened(live: LiveMemory) -> Iterator[Excess]:
     widths = live.column("width")
-    rows = []
-    for row in live.rows:
-        source = live.source(row)
-        if source is None or live.how(row) not in (Made.COPY, Made.POINTWISE):
-            continue
-        if not widths[source] or widths[row] <= widths[source] or widths[source] < 2:
-            continue
-        same = live.ledger.requested[row] * widths[source] == (
-            live.ledger.requested[source] * widths[row]
-        )
-        if same and not live.lives.survives(row) and not _needs_precision(live, row):
-            rows.append(row)
+    rows = [
+        row
+        for row in live.rows
+        if _is_wider(live, row) and not (live.lives.survives(row) or _needs_precision(live, row))
+    ]
     if not rows:
         return
     main = live.largest(rows)

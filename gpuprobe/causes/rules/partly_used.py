@@ -5,6 +5,7 @@ sequence for its last token, a data set on the GPU.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 
 from gpuprobe.causes.answer import Answer, EditKind
 from gpuprobe.causes.live_memory import STATE, Excess, LiveMemory
@@ -20,9 +21,6 @@ _SOON = 3
 _ROW_WISE = frozenset(("_log_softmax", "_softmax", "gather", "squeeze", "log_softmax", "softmax"))
 
 _SELECTING = frozenset(("index", "index_select"))
-_PRODUCTS = frozenset(("mm", "bmm", "addmm"))
-_SMALL = 16
-"""A matrix that many times smaller than what it is multiplied with is no second set of rows."""
 
 
 def diagnose(live: LiveMemory) -> Iterator[Excess]:
@@ -34,6 +32,7 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
         if 0 < read[row] <= _MOST * live.ledger.requested[row]
         and live.category(row) not in STATE
         and not live.needs[row].needless
+        and not _filled_later(live, row)
     ]
     whole = [row for row in partly if _stays(live, row)]
     if whole:
@@ -45,13 +44,21 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
         yield _computed_in_whole(live, new)
     elif old:
         yield _kept_by_views(live, [*old, *new])
+    if not new:
+        yield from _gradients_in_whole(live, read)
     yield from _rows_thrown_away(live)
     yield from _selected_late(live, read)
 
 
 def _stays(live: LiveMemory, row: int) -> bool:
-    """Whether it is older than the step, and used in later ones."""
-    return row >= live.ledger.made and live.lives.survives(row)
+    """Whether it is a copy from the CPU, or older than the step and used in later ones."""
+    return _moved(live, row) or (row >= live.ledger.made and live.lives.survives(row))
+
+
+def _filled_later(live: LiveMemory, row: int) -> bool:
+    """Whether it is allocated in this step, to be written and read in later ones as well."""
+    new = row < live.ledger.made and live.lives.survives(row)
+    return new and live.how(row) is Made.FILL
 
 
 def _sizes(live: LiveMemory, rows: list[int]) -> dict[int, int]:
@@ -100,9 +107,9 @@ def _excess(
 def _data_set(live: LiveMemory, rows: list[int]) -> Excess:
     answer = Answer(
         "resident-data",
-        f"{_what(live, rows)} are read in a step: the rest waits on the GPU for other steps",
-        "keep it on the CPU, and move each batch when it is used (with pinned memory and "
-        "non_blocking=True, if the copies take time)",
+        f"{_what(live, rows)} are read in a step: the rest waits on the GPU for others, if any",
+        "keep it on the CPU, and move each batch, or the part, when it is used (with pinned memory "
+        "and non_blocking=True, if the copies take time), or make the part then",
     )
     # What the step selects of it is the batch then.
     return _excess(live, rows, answer, Bound.OR_LESS, "with only what this step reads on the GPU")
@@ -119,14 +126,37 @@ def _kept_by_views(live: LiveMemory, rows: list[int]) -> Excess:
     return _excess(live, rows, answer, Bound.OR_MORE)  # the base is there until it is cloned
 
 
+def _gradients_in_whole(live: LiveMemory, read: Sequence[int]) -> Iterator[Excess]:
+    """Gradients of tensors of which only a part was selected by indices: zeros, but for that."""
+    requested = live.ledger.requested
+    selected = [
+        row
+        for row, products in live.products.items()
+        if live.is_temporary(row)
+        and 0 < read[row] <= _MOST * requested[row]
+        and {live.text("made_name", one) for one in products} <= _SELECTING
+        and live.text("last_name", row) in _SELECTING
+    ]
+    graded = [row for row in live.gradients(selected) if live.how(row) is Made.FILL]
+    if alive := [row for row in graded if row in live.needs]:
+        sizes = {requested[row] for row in alive}
+        of = [row for row in selected if requested[row] in sizes]
+        yield replace(_computed_in_whole(live, of), rows=alive)
+
+
 def _computed_in_whole(live: LiveMemory, rows: list[int]) -> Excess:
     answer = Answer(
         "computed-in-whole",
         f"only {_what(live, rows)} are read: the rest is computed and thrown away",
         "select the part before this operator instead of after it: of logits, the hidden states "
-        "of the last position only",
+        "of the last position only, or of the chosen ones",
     )
-    return _excess(live, rows, answer, Bound.OR_LESS)  # what is computed from it is smaller, too
+    # What is computed from it is smaller, too.
+    found = _excess(live, rows, answer, Bound.OR_LESS)
+    read = _read(live)
+    share = max(read[row] / live.ledger.requested[row] for row in rows)
+    graded = {row: int(live.size[row] * share) for row in live.gradients(rows)}
+    return replace(found, sizes={**found.sizes, **graded})
 
 
 def _rows_thrown_away(live: LiveMemory) -> Iterator[Excess]:
@@ -243,9 +273,7 @@ def _row_wise(live: LiveMemory, row: int, source: int) -> bool:
     requested = live.ledger.requested
     if _MOST * requested[row] > requested[source]:
         return False
-    small = live.column("inputs")[row] - requested[source]
-    product = live.text("made_name", row) in _PRODUCTS and _SMALL * small <= requested[source]
-    return product or live.how(row) in (Made.POINTWISE, Made.COPY)
+    return live.multiplied(row, source) or live.how(row) in (Made.POINTWISE, Made.COPY)
 
 
 def _only_for(live: LiveMemory, row: int, known: Collection[int]) -> bool:

@@ -1,5 +1,6 @@
 """The same values many times: expanded tensors that are made contiguous, repeated ones, and what is
-computed from them element by element.
+computed from them element by element, or row by row; and matrices of which a batch has one for each
+element.
 """
 
 from __future__ import annotations
@@ -15,6 +16,11 @@ from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import Made
 
 _LEAST = 2
+_GATHERED = 4
+"""How many times as many bytes selected matrices have as all that there are, and as their products,
+at least."""
+_BY_INDEX = frozenset(("index", "index_select", "embedding"))
+_BATCHED = frozenset(("bmm", "baddbmm"))
 
 
 def diagnose(live: LiveMemory) -> Iterator[Excess]:
@@ -33,8 +39,9 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
             f"{times[main]:,} times: {live.text('made_name', root)} at {live.place(root)} "
             f"copies {human_bytes(live.size[root] // times[root])} so often",
             "use a view instead of copies: expand instead of repeat, or let the operator "
-            "broadcast; for keys and values of grouped heads, group the queries instead "
-            "(enable_gqa=True of scaled_dot_product_attention)",
+            "broadcast; compute what depends on the rows alone before they are repeated; for keys "
+            "and values of grouped heads, group the queries instead (enable_gqa=True of "
+            "scaled_dot_product_attention)",
             code=".expand(...)",
             edit=EditKind.EXPAND,
         ),
@@ -46,6 +53,44 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
             for row, count in times.items()
         },
         bound=Bound.OR_MORE,  # an operator may copy what it gets as a view
+    )
+
+
+def gathered(live: LiveMemory) -> Iterator[Excess]:
+    """Matrices that are selected by indices, far more often than there are, for one product each
+    whose result is small.
+    """
+    requested, inputs = live.ledger.requested, live.column("inputs")
+    times = {
+        row: requested[row] // inputs[row]
+        for row in live.rows
+        if live.text("made_name", row) in _BY_INDEX
+        and 0 < _GATHERED * inputs[row] <= requested[row]
+        and (made := live.made_by.get(live.lives.first[row])) is not None
+        and live.text("made_name", made) in _BATCHED
+        and _GATHERED * requested[made] <= requested[row]
+    }
+    if not times:
+        return
+    main = live.largest(times)
+    source = live.source(main)
+    of = requested[main] // times[main] if source is None else requested[source]
+    yield Excess(
+        Answer(
+            "repeated-values",
+            f"{human_bytes(live.bytes_of(times))}{of_names(live, list(times))} are the same "
+            f"matrices many times: {live.text('made_name', main)} at {live.place(main)} copies "
+            f"one for each element of a batch, from {human_bytes(of)}",
+            "multiply the elements that have a matrix in common at once, with that matrix (group "
+            "them by index), so that it is broadcast and not copied",
+        ),
+        main,
+        list(times),
+        "without the copies",
+        sizes={
+            row: live.size[row] // times[main]
+            for row in (*live.alike(times), *live.gradients(times))
+        },
     )
 
 
@@ -65,7 +110,11 @@ def repeated(live: LiveMemory) -> dict[int, int]:
             if count >= _LEAST:
                 found[row] = count * found.get(-1 if source is None else source, 1)
                 continue
-        if how in (Made.COPY, Made.POINTWISE) and source in found and source is not None:
+        if source is None or source not in found:
+            continue
+        if live.multiplied(row, source):
+            found[row] = found[source]
+        elif how in (Made.COPY, Made.POINTWISE):
             alone = inputs[row] <= 1.1 * requested[source]
             whole = requested[row] >= requested[source] * _width_ratio(live, row, source) * 0.9
             if alone and (whole or how is Made.POINTWISE):

@@ -190,8 +190,9 @@ class Reads:
             return int(given)
         if not self.reported:
             raise self.refuse(need)
-        place = _where()[2]
-        self.decided = self.decided or place
+        place, frame = _where()[2], _program_frame()
+        if frame is None or not passing.only_added(frame):  # what is done with a sum is followed
+            self.decided = self.decided or place
         self.notes[f"{place}: {need} that was not computed is assumed to be {placeholder}"] = None
         return placeholder
 

@@ -256,6 +256,9 @@ class Flow:
         at, columns = self._row(note.block)
         if operator.fills and note.bytes >= columns.size[at]:
             columns.filled[at], columns.filled_until[at] = operator.number, 0
+            if columns.how[at] == Made.COPY and not self._read.get(note.block):
+                # A copy that was only made for its shape.
+                columns.how[at], columns.inputs[at], columns.source[at] = Made.FILL, 0, 0
         if not used.any or note.bytes < columns.size[at]:
             return
         if columns.how[at] in (Made.FILL, Made.OTHER) and not columns.source[at]:

@@ -1,4 +1,4 @@
-"""What becomes of a number that C code gets or compares: only text, or the larger of two."""
+"""What becomes of a number that C code gets or compares: only text, a sum, or the larger of two."""
 
 from __future__ import annotations
 
@@ -40,6 +40,26 @@ def only_text(frame: FrameType, *, averaged: bool = False) -> bool:
     return bool(nodes) and all(
         _formats(node) or _is_text(node) or _to_text(node, source, none) for node in nodes
     )
+
+
+def only_added(frame: FrameType) -> bool:
+    """Whether the number that a frame reads at its current instruction is added to a sum, as in
+    ``right += (a == b).sum().item()``.
+    """
+    source = source_of(frame)
+    nodes = [] if source is None else evaluated(reading_of(frame), source)
+    statements = [] if source is None else [_passed_on(node, source) for node in nodes]
+    return bool(nodes) and all(
+        isinstance(one, ast.AugAssign) and isinstance(one.op, (ast.Add, ast.Sub))
+        for one in statements
+    )
+
+
+def _passed_on(node: ast.AST, source: SourceTree) -> ast.AST | None:
+    """What gets the value of an expression, or the result of arithmetic with that value."""
+    while isinstance(parent := source.parents.get(node), (ast.BinOp, ast.UnaryOp)):
+        node = parent
+    return parent
 
 
 def _is_text(node: ast.AST) -> bool:
