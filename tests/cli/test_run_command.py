@@ -323,6 +323,23 @@ def test_a_recording_in_place_of_a_script_gets_the_command_that_reads_it(tmp_pat
     assert "hint: it is a recording: gpuprobe report 'a run.gpuprobe'" in done.stderr
 
 
+def test_a_script_that_does_not_exist_gets_the_name_of_a_similar_one(tmp_path: Path) -> None:
+    script(tmp_path, "print('ran')", "train_net.py")
+    near = gpuprobe("explain", "trainnet.py", cwd=tmp_path)
+    assert "hint: did you mean 'train_net.py'?" in near.stderr
+    other = gpuprobe("run", "other.py", cwd=tmp_path)
+    assert f"hint: give a Python file, by its path from {tmp_path}, or use" in other.stderr
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_program_that_fails_early_is_not_sent_to_the_gpu(tmp_path: Path, fails: bool) -> None:
+    text = "import torch\nmodel = torch.nn.Linear(2000, 2000)\n"
+    script(tmp_path, text + "raise ValueError('no data')" * fails)
+    done = gpuprobe("run", "--gpu", "t4", "script.py", cwd=tmp_path)
+    assert ("Run it again without the ValueError" in done.stderr) is fails
+    assert ("Move the model and its data to the GPU" in done.stderr) is not fails
+
+
 def test_help_and_version(tmp_path: Path) -> None:
     for args in (["--help"], ["run", "--help"], ["--version"]):
         result = gpuprobe(*args, cwd=tmp_path)

@@ -122,6 +122,12 @@ def one_hot() -> None:
     (target * numbers(1 << 17, 32).log_softmax(-1)).sum()
 
 
+def one_hot_sums() -> None:  # of the vectors of each code, as in a codebook
+    codes = torch.randint(0, 64, (1 << 16,), device="cuda")
+    chosen = F.one_hot(codes, 64).float()
+    chosen.t() @ numbers(1 << 16, 4)
+
+
 def padded() -> None:
     ids = torch.zeros(64, 512, dtype=torch.long)
     ids[:, :100] = torch.randint(1, 999, (64, 100))
@@ -531,6 +537,7 @@ KINDS: dict[Callable[[], None], str] = {
     widened_for_a_loss: "",
     narrowed: "narrowed-later",
     one_hot: "one-hot",
+    one_hot_sums: "one-hot",
     padded: "padding",
     masked: "",
     margins: "",
@@ -601,6 +608,9 @@ def test_each_kind_is_found_and_what_looks_alike_is_not(tmp_path: Path) -> None:
         if kind is gelu_by_tanh:  # half of the input, the tanh, and one more than that
             assert first is not None
             assert first.group.bytes > 4 * 2 * 16384 * 512 * 4
+        if kind in (one_hot, one_hot_sums):
+            assert first is not None
+            assert ("index_add_" in first.answer.remedy) is (kind is one_hot_sums)
         if kind in (swish, scaled_swish):
             assert first is not None
             assert ("a * x" in first.answer.code) is (kind is scaled_swish)
@@ -634,6 +644,20 @@ def test_logits_that_dominate_are_no_activations_of_layers(
     found = [advice["id"] for advice in gpuprobe.report(path)["advice"]]
     assert ("chunked-loss" in found) is (classes == 8192)
     assert ("checkpoint" in found) is (classes == 16)
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize("width", [8, 4096])
+def test_workspaces_that_dominate_are_set_by_their_setting(tmp_path: Path, width: int) -> None:
+    path = tmp_path / "run.gpuprobe"
+    with (
+        gpuprobe.virtual_gpu("t4", compute="shapes"),
+        gpuprobe.record(path, level="trace", trace_steps="all") as recorder,
+        recorder.step(),
+    ):
+        nn.Linear(width, width).cuda()(numbers(width, width)).sum().backward()
+    report = gpuprobe.report(path)
+    assert ("CUBLAS_WORKSPACE_CONFIG" in report["head"]["fix"]) is (width == 8)
 
 
 @pytest.mark.simulated
