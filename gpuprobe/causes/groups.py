@@ -139,6 +139,8 @@ def blocks_at(lives: Biographies, event: int, *, failed: bool = False) -> list[H
     needs = dict(lives.needs(event))
     unclear = {Need.NOT_YET, *([Need.OPEN] if failed else [])}
     needs.update(dict.fromkeys(_unread_gradients(lives, list(needs)), Need.NEVER))
+    for row in _averages(lives, [row for row, need in needs.items() if need is Need.NOT_YET]):
+        del needs[row]
     return held_blocks(
         lives, {row: need for row, need in needs.items() if need.needless or need in unclear}
     )
@@ -192,6 +194,21 @@ def _unread_gradients(lives: Biographies, rows: list[int]) -> Iterator[int]:
         return
     for row in gradients:
         if phases[row] in ("backward", "") and lives.survives(row):
+            yield row
+
+
+def _averages(lives: Biographies, rows: list[int]) -> Iterator[int]:
+    """Copies of weights, and other models, that were made before the first step of an optimizer,
+    which does not use them: an average of the weights is updated after each step.
+    """
+    ledger = lives.ledger
+    rows = [row for row in rows if row < ledger.made and not lives.used_here(row)]
+    if not rows or not lives.trains:
+        return
+    strings = ledger.trace.stacks.strings
+    names = ledger.values("made_name", rows)
+    for row, code, name in zip(rows, categories(ledger, rows), names, strict=True):
+        if Category.from_code(code) in OF_A_MODEL or strings[name] == "clone":
             yield row
 
 

@@ -4,6 +4,7 @@ it what looks alike and is needed.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -658,6 +659,35 @@ def test_workspaces_that_dominate_are_set_by_their_setting(tmp_path: Path, width
         nn.Linear(width, width).cuda()(numbers(width, width)).sum().backward()
     report = gpuprobe.report(path)
     assert ("CUBLAS_WORKSPACE_CONFIG" in report["head"]["fix"]) is (width == 8)
+
+
+@pytest.mark.simulated
+def test_an_average_of_the_weights_does_not_wait_in_the_first_step(tmp_path: Path) -> None:
+    path = tmp_path / "run.gpuprobe"
+    with (
+        gpuprobe.virtual_gpu("t4", compute="shapes"),
+        gpuprobe.record(path, level="trace", trace_steps="all"),
+    ):
+        net = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(4)]).cuda()
+        average = copy.deepcopy(net)
+        shadow = [one.clone() for one in net.state_dict().values()]
+        optimizer = torch.optim.SGD(net.parameters(), momentum=0.9)
+        for _ in range(3):
+            net(numbers(64, 1024)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                for one, other, new in zip(
+                    average.parameters(), shadow, net.parameters(), strict=True
+                ):
+                    one.lerp_(new, 0.1)
+                    other.lerp_(new, 0.1)
+    rank = gpuprobe.load(path).ranks[0]
+    for step in rank.steps:
+        for trace in rank.traces.of(step):
+            lives = Biographies(ledger_of(trace))
+            found = [one.answer.rule for one in causes_at(lives, lives.ledger.peak(), {})]
+            assert "too-early" not in found, step.index
 
 
 @pytest.mark.simulated
