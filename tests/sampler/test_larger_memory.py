@@ -20,6 +20,8 @@ from gpuprobe.analysis.peak.needs import Biographies
 from gpuprobe.analysis.trace.ledger import ledger_of
 from gpuprobe.causes.find import causes_at
 from gpuprobe.model.causes import Bound
+from gpuprobe.model.memory import Category
+from gpuprobe.model.needs import Need
 
 
 def numbers(*shape: int, **options: object) -> torch.Tensor:
@@ -659,6 +661,33 @@ def test_workspaces_that_dominate_are_set_by_their_setting(tmp_path: Path, width
         nn.Linear(width, width).cuda()(numbers(width, width)).sum().backward()
     report = gpuprobe.report(path)
     assert ("CUBLAS_WORKSPACE_CONFIG" in report["head"]["fix"]) is (width == 8)
+
+
+@pytest.mark.simulated
+def test_a_workspace_at_the_address_of_an_earlier_tensor_is_not_its_memory(tmp_path: Path) -> None:
+    path = tmp_path / "run.gpuprobe"
+    with (
+        gpuprobe.virtual_gpu("t4", compute="shapes"),
+        gpuprobe.record(path, level="trace", trace_steps="all") as recorder,
+    ):
+        for step in range(3):
+            with recorder.step():
+                if not step:
+                    numbers(2 << 20).add_(1)
+                both = numbers(1024, 1024 * (step + 1))
+                del both
+                numbers(64, 64) @ numbers(64, 64)
+    rank = gpuprobe.load(path).ranks[0]
+    found = []
+    for step in rank.steps:
+        for trace in rank.traces.of(step):
+            ledger = ledger_of(trace)
+            needs = Biographies(ledger).needs(ledger.events - 1)
+            code = Category.WORKSPACE.code
+            rows = list(needs)
+            codes = ledger.values("category", rows)
+            found += [needs[row] for row, one in zip(rows, codes, strict=True) if one == code]
+    assert found == [Need.IN_USE, Need.UNTRACED, Need.UNTRACED]  # made by the last operator
 
 
 @pytest.mark.simulated
