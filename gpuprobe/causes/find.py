@@ -85,9 +85,10 @@ def causes_at(
     if not failed:
         live = LiveMemory(lives, event, holders, variable)
         # Of memory whose end would come too late, why that is counts, not its size; but variables
-        # of this step are a part of what computes them, if that is larger.
+        # of this step, and what is kept by unknown things, are a part of what computes them, if
+        # that is larger.
         late = [one for one in found if peak - one.without >= least]
-        kept = [one for one in late if one.answer.rule != LIVE_VARIABLE or one.group.main.earlier]
+        kept = [one for one in late if one.group.main.earlier or not _of_a_step(one)]
         most = max((peak - one.without for one in late), default=0)
         rows_late, rows_kept = _rows(late), _rows(kept)
         for _, one in _larger(live, traced):
@@ -115,6 +116,11 @@ def causes_at(
         if failed or peak - one.without >= least:
             known |= {block.row for block in one.group.blocks}
             yield one
+
+
+def _of_a_step(one: Diagnosed) -> bool:
+    """Whether variables, or what is unknown, keep the memory."""
+    return one.answer.rule == LIVE_VARIABLE or one.group.holder is None
 
 
 def _rows(causes: Iterable[Diagnosed]) -> set[int]:

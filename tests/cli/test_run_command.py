@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import warm_python
 
+from gpuprobe.api.recordings import report
 from gpuprobe.recording.reader import read_recording
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -338,6 +339,31 @@ def test_a_program_that_fails_early_is_not_sent_to_the_gpu(tmp_path: Path, fails
     done = gpuprobe("run", "--gpu", "t4", "script.py", cwd=tmp_path)
     assert ("Run it again without the ValueError" in done.stderr) is fails
     assert ("Move the model and its data to the GPU" in done.stderr) is not fails
+
+
+METRICS = """
+import torch
+metrics, weight = {}, torch.nn.Parameter(torch.zeros(64, device="cuda"))
+optimizer = torch.optim.SGD([weight])
+for step in range(7):
+    if not step or GROWS:
+        metrics[f"sums {step}"] = [torch.zeros(64, device="cuda") for _ in range(20)]
+    if step == 5:
+        metrics.update((str(number), number) for number in range(4))
+    weight.square().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("grows", [True, False])
+def test_what_the_first_step_made_for_all_steps_does_not_grow(tmp_path: Path, grows: bool) -> None:
+    """The dict of metrics has more entries when an evaluation has ended."""
+    script(tmp_path, METRICS.replace("GROWS", str(grows)))
+    done = gpuprobe("run", "-q", "--gpu", "t4", "--level", "trace", "script.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    causes = report(tmp_path / "script.gpuprobe")["causes"]
+    assert [cause["rule"] for cause in causes] == ["growth"] * grows
 
 
 def test_help_and_version(tmp_path: Path) -> None:

@@ -352,6 +352,33 @@ def test_needed_memory_has_the_suggestion_of_a_report(tmp_path: Path) -> None:
     assert "try: Use activation checkpointing" in shown.stdout
 
 
+EVALUATED = (
+    "import os\n"
+    + START
+    + """\
+size = SIZE
+for step in range(4):
+    net(torch.randn(64, 64, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+net.eval()
+total = 0
+for _ in range(6):
+    total += net(torch.randn(size, 64, device="cuda")).square().mean()
+"""
+)
+
+
+def test_a_second_run_with_other_tensors_is_not_searched(tmp_path: Path) -> None:
+    """Nothing would hold those of the first run, as if the program needed them all."""
+    size = "4096 + int.from_bytes(os.urandom(2), 'big')"
+    program = EVALUATED.replace("SIZE", size)
+    _, found = explain(tmp_path, program)
+    assert not found["searched"]
+    assert any("a second run made other tensors" in note for note in found["notes"])
+    assert [cause["rule"] for cause in found["causes"]] == ["evaluation"]
+
+
 REPLICAS = """\
 import torch
 from torch import nn

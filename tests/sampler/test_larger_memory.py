@@ -354,6 +354,16 @@ def attention_weights_in_autocast() -> None:
         _attended(lambda q, k, v: F.dropout(_scored(q, k), 0.1) @ v)
 
 
+def attention_weights_with_scores() -> None:  # which a library keeps, to return them
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        scores = q @ k.mT / 8
+        kept.append((scores.detach().clone(), scores))
+        return scores.softmax(-1) @ v
+
+    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+    _attended(attend)
+
+
 def attention_weights_of_transformers() -> None:
     names = {"scored": _scored}
     code = "def attend(q, k, v):\n    return scored(q, k) @ v\n"
@@ -569,6 +579,7 @@ KINDS: dict[Callable[[], None], str] = {
     looked_up_and_multiplied: "",
     skipped: "",
     attention_weights: "attention-weights",
+    attention_weights_with_scores: "attention-weights",
     attention_weights_in_autocast: "attention-weights",
     attention_weights_of_transformers: "attention-weights",
     fused_attention: "",
@@ -617,6 +628,9 @@ def test_each_kind_is_found_and_what_looks_alike_is_not(tmp_path: Path) -> None:
         if kind in (swish, scaled_swish):
             assert first is not None
             assert ("a * x" in first.answer.code) is (kind is scaled_swish)
+        if kind is attention_weights_with_scores:
+            assert first is not None
+            assert "clone" in {block.made_by for block in first.group.blocks}
         if kind in (attention_weights, attention_weights_of_transformers):
             assert first is not None
             own = kind is attention_weights
