@@ -343,7 +343,7 @@ def test_a_program_that_fails_early_is_not_sent_to_the_gpu(tmp_path: Path, fails
 
 METRICS = """
 import torch
-metrics, weight = {}, torch.nn.Parameter(torch.zeros(64, device="cuda"))
+metrics, weight = {}, torch.nn.Parameter(torch.zeros(1 << 22, device="cuda"))
 optimizer = torch.optim.SGD([weight])
 for step in range(7):
     if not step or GROWS:
