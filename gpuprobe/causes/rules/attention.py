@@ -8,7 +8,6 @@ from typing import Final
 from gpuprobe.causes.answer import Answer
 from gpuprobe.causes.live_memory import Excess, LiveMemory
 from gpuprobe.causes.wording import for_variable
-from gpuprobe.model.causes import Bound
 from gpuprobe.model.place import Place
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import Made
@@ -71,7 +70,6 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
         "without the weights, as fused attention computes it",
         sizes=dict.fromkeys(group, 0),
         kept_at=at if isinstance(at, Place) else None,
-        bound=Bound.OR_MORE,  # it saves a number for each position, and has a workspace
     )
 
 
