@@ -128,7 +128,7 @@ class NeedTable:
 
     @property
     def smaller(self) -> str:
-        """What takes less memory, if the program needs all of it."""
+        """What takes less memory, if the program needs everything."""
         lines = [line for row in self.rows for line in row.lines]
         scratch = sum(line.bytes for line in lines if line.category == Category.WORKSPACE)
         if 2 * scratch > self.total:

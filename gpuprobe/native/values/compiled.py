@@ -213,7 +213,7 @@ interpreter: a tenth of a millisecond. Programs of kernels of Liger with 24 and 
 milliseconds on a busy machine."""
 
 _PASSES: Final = 4
-"""Passes of a loop in a kernel, of which the number is not known before."""
+"""Passes of a loop in a kernel, of which the number is unknown before."""
 
 _COMPUTES: Final = (ast.Call, ast.BinOp, ast.UnaryOp, ast.Compare, ast.AugAssign)
 

@@ -622,7 +622,7 @@ class Uses:
         self._alive[trace.device] = alive = blocks.alive()
         for address, baseline, row in alive:
             if not baseline and not events.made[row]:
-                # A library's: what operators made at this address before is gone.
+                # A library's: what operators made there before is gone.
                 self._made.pop(address, None)
                 self._last.pop(address, None)
         return True
