@@ -341,6 +341,12 @@ def test_a_program_that_fails_early_is_not_sent_to_the_gpu(tmp_path: Path, fails
     assert ("Move the model and its data to the GPU" in done.stderr) is not fails
 
 
+def test_a_message_in_bold_is_plain(tmp_path: Path) -> None:
+    script(tmp_path, "import torch\nraise ValueError('\\x1b[1mnot this\\x1b[0m')")
+    gpuprobe("run", "-q", "script.py", cwd=tmp_path)
+    assert report(tmp_path / "script.gpuprobe")["recording"]["error"]["message"] == "not this"
+
+
 METRICS = """
 import torch
 metrics, weight = {}, torch.nn.Parameter(torch.zeros(1 << 22, device="cuda"))
