@@ -198,17 +198,20 @@ def _unread_gradients(lives: Biographies, rows: list[int]) -> Iterator[int]:
 
 
 def _averages(lives: Biographies, rows: list[int]) -> Iterator[int]:
-    """Copies of weights, and other models, that were made before the first step of an optimizer,
-    which does not use them: an average of the weights is updated after each step.
+    """Copies of weights that were made before the first step of an optimizer, which does not use
+    them, as an average of the weights is updated after each step: clones, and parameters in the
+    sizes of those that are used.
     """
     ledger = lives.ledger
     rows = [row for row in rows if row < ledger.made and not lives.used_here(row)]
     if not rows or not lives.trains:
         return
     strings = ledger.trace.stacks.strings
-    names = ledger.values("made_name", rows)
-    for row, code, name in zip(rows, categories(ledger, rows), names, strict=True):
-        if Category.from_code(code) in OF_A_MODEL or strings[name] == "clone":
+    codes = categories(ledger, range(len(ledger)))
+    models = {row for row, code in enumerate(codes) if Category.from_code(code) in OF_A_MODEL}
+    used = {ledger.requested[row] for row in models if lives.used_here(row)}
+    for row, name in zip(rows, ledger.values("made_name", rows), strict=True):
+        if strings[name] == "clone" or (row in models and ledger.requested[row] in used):
             yield row
 
 

@@ -713,6 +713,7 @@ def test_an_average_of_the_weights_does_not_wait_in_the_first_step(tmp_path: Pat
     ):
         net = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(4)]).cuda()
         average = copy.deepcopy(net)
+        moved = copy.deepcopy(net).cpu().cuda()
         shadow = [one.clone() for one in net.state_dict().values()]
         optimizer = torch.optim.SGD(net.parameters(), momentum=0.9)
         for _ in range(3):
@@ -720,11 +721,10 @@ def test_an_average_of_the_weights_does_not_wait_in_the_first_step(tmp_path: Pat
             optimizer.step()
             optimizer.zero_grad()
             with torch.no_grad():
-                for one, other, new in zip(
-                    average.parameters(), shadow, net.parameters(), strict=True
-                ):
-                    one.lerp_(new, 0.1)
-                    other.lerp_(new, 0.1)
+                copies = average.parameters(), moved.parameters(), shadow
+                for new, *others in zip(net.parameters(), *copies, strict=True):
+                    for other in others:
+                        other.lerp_(new, 0.1)
     rank = gpuprobe.load(path).ranks[0]
     for step in rank.steps:
         for trace in rank.traces.of(step):
