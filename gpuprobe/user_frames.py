@@ -64,6 +64,7 @@ _INSTALLED: Final = re.compile(r".*(?:^|/)(?:site|dist)-packages/+", re.DOTALL)
 _OF_PACKAGES: Final = {
     "torch": Owner.TORCH,
     "functorch": Owner.TORCH,
+    "triton": Owner.TORCH,  # it launches a kernel for the line that calls it
     "gpuprobe": Owner.GPUPROBE,
     "typing_extensions.py": Owner.PYTHON,  # it wraps functions that torch has deprecated
 }
@@ -71,6 +72,7 @@ _OF_PACKAGES: Final = {
 _OF_PATHS: Final = re.compile(
     r"""
       (?P<COMPILED>/torchinductor_)
+    | (?P<LIBRARY>/torch_geometric\.[^/]*\.py$)  # its templates, in the folder for temporary files
     | (?P<PYTHON>/lib/python\d(\.\d+)?t?/ | ^[A-Za-z]:/.*/Lib/)  # Windows, after \ became /
     | (?P<TORCH>/torch/(_|nn/|optim/|autograd/|cuda/|utils/|distributed/|amp/)
                 |/torch/(functional|overrides)\.py)

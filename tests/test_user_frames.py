@@ -76,6 +76,7 @@ OWNERS = {
         "/usr/lib/python3/dist-packages/yaml/reader.py",
         "site-packages/deepspeed/engine.py",
         "C:\\env\\Lib\\site-packages\\yaml.py",
+        "/tmp/torch_geometric.nn.conv.gat_conv_GATConv_propagate_2_tmbssq.py",
     ),
     Owner.PYTHON: (
         f"{STANDARD}/functools.py",
@@ -87,6 +88,7 @@ OWNERS = {
         torch.serialization.__file__,
         "/venv/lib/python3.12/site-packages/torch/hub.py",
         "/src/pytorch/torch/nn/modules/module.py",
+        "/venv/lib/python3.12/site-packages/triton/runtime/jit.py",
     ),
     Owner.GPUPROBE: (
         gpuprobe.__file__,

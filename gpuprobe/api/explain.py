@@ -483,6 +483,12 @@ class _Explaining:
             self._notes.append(f"{_HOLDERS}: a second run {why} the same operator")
             return None
         answer = json.loads(result.read_text(encoding="utf-8"))
+        if 2 * answer["exist"] < sum(ledger.requested[block.row] for block in unneeded):
+            self._notes.append(
+                f"{_HOLDERS}: a second run made other tensors, as after other random numbers "
+                "(torch.manual_seed) or values of torch.empty"
+            )
+            return None
         if answer["incomplete"]:
             self._notes.append(f"the search for holders is incomplete: {answer['incomplete']}")
         first, others = (
@@ -522,7 +528,7 @@ class _Explaining:
                 else:
                     effect = replace(effect, note="an edit was tried, and saves less")
                 group = helped if made is not None else refuted if tried.refuted else others
-            if _saved_bytes(effect) < _LEAST_BYTES:
+            if _saved_bytes(effect, one.group.bytes) < _LEAST_BYTES:
                 continue
             kept_at = _stored_at(one, self._script)
             if made is not None or kept_at is None or one.kept_at is not None:
@@ -739,11 +745,14 @@ def _saves_little(tried: Effect, replayed: Effect) -> bool:
     return saved < LEAST_EFFECT * tried.before and 2 * saved < replayed.before - _after(replayed)
 
 
-def _saved_bytes(effect: Effect) -> int:
-    """The bytes that a change saves; those of the peak if that is unknown."""
-    if isinstance(effect.after, Unavailable) or effect.bound is Bound.OR_LESS:
-        return effect.before
-    return effect.before - effect.after
+def _saved_bytes(effect: Effect, held: int) -> int:
+    """The bytes that a change saves; if that is unknown, or a lower bound, those of the cause's
+    memory, ``held``, if that is more.
+    """
+    if isinstance(effect.after, Unavailable):
+        return held
+    saved = effect.before - effect.after
+    return max(saved, held) if effect.bound is Bound.OR_LESS else saved
 
 
 def _with_stored_name(one: Diagnosed, line: Place | None) -> Diagnosed:

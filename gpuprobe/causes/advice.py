@@ -376,14 +376,15 @@ def _optimizer_state(evidence: AdviceFacts) -> Iterator[Suggestion]:
 
 
 def _unused_gpu(evidence: AdviceFacts) -> Iterator[Suggestion]:
-    if evidence.on_cpu:
-        yield Suggestion(
-            "unused-gpu",
-            "Move the model and its data to the GPU, if torch.cuda.is_available().",
-            "",
-            "the program allocated nothing on the simulated GPU",
-            0,
-        )
+    if not evidence.on_cpu:
+        return
+    text = "Move the model and its data to the GPU, if torch.cuda.is_available()."
+    reason = "the program allocated nothing on the simulated GPU"
+    end = evidence.site.rank.end
+    if end is not None and end.error is not None:  # a program may use a GPU late
+        text = f"Run it again without the {end.error.type}."
+        reason += " before it ended"
+    yield Suggestion("unused-gpu", text, "", reason, 0)
 
 
 def _untraced(evidence: AdviceFacts) -> Iterator[Suggestion]:

@@ -163,15 +163,21 @@ def _chosen(live: LiveMemory, traced: KindedTrace, late: list[Diagnosed]) -> Ite
     """What is larger than it must be, but for memory that is not needed."""
     peak, least = max(live.ledger.allocated_after()), LEAST_EFFECT * live.tensors
     # Of memory whose end would come too late, why that is counts, not its size; but variables of
-    # this step are a part of what computes them, if that is larger.
+    # this step, and what is kept by unknown things, are a part of what computes them, if that is
+    # larger.
     late = [one for one in late if peak - one.without >= least]
-    kept = [one for one in late if one.answer.rule != LIVE_VARIABLE or one.group.main.earlier]
+    kept = [one for one in late if one.group.main.earlier or not _of_a_step(one)]
     most = max((peak - one.without for one in late), default=0)
     rows_late, rows_kept = _rows(late), _rows(kept)
     for _, one in _larger(live, traced):
         rows = rows_kept if peak - one.without > most else rows_late
         if 2 * one.group.outside(rows) >= one.group.bytes:
             yield one
+
+
+def _of_a_step(one: Diagnosed) -> bool:
+    """Whether variables, or what is unknown, keep the memory."""
+    return one.answer.rule == LIVE_VARIABLE or one.group.holder is None
 
 
 def _rows(causes: Iterable[Diagnosed]) -> set[int]:

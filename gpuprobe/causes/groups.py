@@ -139,6 +139,8 @@ def blocks_at(lives: Biographies, event: int, *, failed: bool = False) -> list[H
     needs = dict(lives.needs(event))
     unclear = {Need.NOT_YET, *([Need.OPEN] if failed else [])}
     needs.update(dict.fromkeys(_unread_gradients(lives, list(needs)), Need.NEVER))
+    for row in _averages(lives, [row for row, need in needs.items() if need is Need.NOT_YET]):
+        del needs[row]
     return held_blocks(
         lives, {row: need for row, need in needs.items() if need.needless or need in unclear}
     )
@@ -192,6 +194,24 @@ def _unread_gradients(lives: Biographies, rows: list[int]) -> Iterator[int]:
         return
     for row in gradients:
         if phases[row] in ("backward", "") and lives.survives(row):
+            yield row
+
+
+def _averages(lives: Biographies, rows: list[int]) -> Iterator[int]:
+    """Copies of weights that were made before the first step of an optimizer, which does not use
+    them, as an average of the weights is updated after each step: clones, and parameters in the
+    sizes of those that are used.
+    """
+    ledger = lives.ledger
+    rows = [row for row in rows if row < ledger.made and not lives.used_here(row)]
+    if not rows or not lives.trains:
+        return
+    strings = ledger.trace.stacks.strings
+    codes = categories(ledger, range(len(ledger)))
+    models = {row for row, code in enumerate(codes) if Category.from_code(code) in OF_A_MODEL}
+    used = {ledger.requested[row] for row in models if lives.used_here(row)}
+    for row, name in zip(rows, ledger.values("made_name", rows), strict=True):
+        if strings[name] == "clone" or (row in models and ledger.requested[row] in used):
             yield row
 
 

@@ -331,13 +331,16 @@ _NAMED: Final = frozenset(HolderRoot) - {
 
 class _KeptBy(NamedTuple):
     holder: Holder
-    steps: set[int]
-    """The traced steps that made a part."""
+    steps: dict[int, int]
+    """By traced step that made a part, of how many blocks."""
     sizes: list[int]
     """The elements of the container as the program ran."""
 
     def grows(self, traced: list[int]) -> bool:
         """Whether more is kept as the program runs. ``traced``: the steps that have traces."""
+        first = self.steps.get(traced[0], 0) if len(traced) > 1 else 0
+        if 2 * first > sum(self.steps.values()):
+            return False  # a model, or figures of metrics, that the first step made for all others
         if len(self.sizes) > 1:
             return self.sizes == sorted(set(self.sizes))
         if len(self.steps) < _LEAST_TRACED:
@@ -356,9 +359,10 @@ def _kept(rank: RankRecording) -> list[_KeptBy]:
             holder = rows.holder
             key = holder.root, holder.name, holder.function, holder.kept
             sizes = [size for _, size in rows.sizes]
-            kept = found.setdefault(key, _KeptBy(holder, set(), sizes))
+            kept = found.setdefault(key, _KeptBy(holder, {}, sizes))
             if rows.events and name in step_of:
-                kept.steps.add(step_of[name])
+                step = step_of[name]
+                kept.steps[step] = kept.steps.get(step, 0) + len(rows.events)
     return list(found.values())
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Annotated
 
+from gpuprobe.model.memory import Category
 from gpuprobe.model.place import NoPlace, Place
 from gpuprobe.model.record import record
 from gpuprobe.model.values import OneOf
@@ -124,6 +125,15 @@ class NeedTable:
     def bytes_of(self, *needs: Need) -> int:
         """The bytes of some states."""
         return sum(row.bytes for row in self.rows if Need(row.need) in needs)
+
+    @property
+    def smaller(self) -> str:
+        """What takes less memory, if the program needs everything."""
+        lines = [line for row in self.rows for line in row.lines]
+        scratch = sum(line.bytes for line in lines if line.category == Category.WORKSPACE)
+        if 2 * scratch > self.total:
+            return "CUBLAS_WORKSPACE_CONFIG: the workspaces of cuBLAS have most"
+        return "smaller work, fewer bytes for each value, or recomputation"
 
 
 @record(frozen=True)

@@ -7,6 +7,7 @@ recording. Exceptions of the program itself pass through.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from types import FrameType
 from typing import Final
@@ -107,7 +108,7 @@ def program_error(error: BaseException) -> ProgramError:
     by its text.
     """
     name = type(error).__name__
-    text = str(error)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))  # torch.load prints in bold
     out_of_memory = name in ("OutOfMemoryError", "MemoryError") or any(
         words in text for words in _OUT_OF_MEMORY
     )

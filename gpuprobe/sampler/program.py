@@ -301,7 +301,7 @@ def load_script(script: str, arguments: Sequence[str]) -> Program:
     try:
         source = path.read_bytes()
     except FileNotFoundError:
-        raise UsageError(f"no such file: {script}") from None
+        raise UsageError(f"no such file: {script}", hint=_similar(path)) from None
     except OSError as error:
         raise UsageError(f"cannot read {script}: {error.strerror}") from None
     # As in CPython: __file__ is absolute, sys.argv[0] as it was given, and sys.path[0] is the
@@ -310,6 +310,18 @@ def load_script(script: str, arguments: Sequence[str]) -> Program:
     code = _compiled(source, file, script)
     directory = str(Path(script).resolve().parent)
     return Program(code, [script, *arguments], directory, file=file)
+
+
+def _similar(path: Path) -> str:
+    """A hint for a script that does not exist: a Python file there with a similar name."""
+    import difflib  # 2 ms
+
+    with contextlib.suppress(OSError):
+        scripts = [one.name for one in path.parent.iterdir() if one.suffix == ".py"]
+        near = difflib.get_close_matches(path.name, scripts, n=1)
+        if near:
+            return f"did you mean {str(path.with_name(near[0]))!r}?"
+    return f"give a Python file, by its path from {Path.cwd()}, or use -m module"
 
 
 def load_module(name: str, arguments: Sequence[str]) -> Program:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import warm_python
 
+from gpuprobe.api.recordings import report
 from gpuprobe.recording.reader import read_recording
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -321,6 +322,54 @@ def test_a_recording_in_place_of_a_script_gets_the_command_that_reads_it(tmp_pat
     (tmp_path / "a run.gpuprobe").mkdir()
     done = gpuprobe("explain", "a run.gpuprobe", cwd=tmp_path)
     assert "hint: it is a recording: gpuprobe report 'a run.gpuprobe'" in done.stderr
+
+
+def test_a_script_that_does_not_exist_gets_the_name_of_a_similar_one(tmp_path: Path) -> None:
+    script(tmp_path, "print('ran')", "train_net.py")
+    near = gpuprobe("explain", "trainnet.py", cwd=tmp_path)
+    assert "hint: did you mean 'train_net.py'?" in near.stderr
+    other = gpuprobe("run", "other.py", cwd=tmp_path)
+    assert f"hint: give a Python file, by its path from {tmp_path}, or use" in other.stderr
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_program_that_fails_early_is_not_sent_to_the_gpu(tmp_path: Path, fails: bool) -> None:
+    text = "import torch\nmodel = torch.nn.Linear(2000, 2000)\n"
+    script(tmp_path, text + "raise ValueError('no data')" * fails)
+    done = gpuprobe("run", "--gpu", "t4", "script.py", cwd=tmp_path)
+    assert ("Run it again without the ValueError" in done.stderr) is fails
+    assert ("Move the model and its data to the GPU" in done.stderr) is not fails
+
+
+def test_a_message_in_bold_is_plain(tmp_path: Path) -> None:
+    script(tmp_path, "import torch\nraise ValueError('\\x1b[1mnot this\\x1b[0m')")
+    gpuprobe("run", "-q", "script.py", cwd=tmp_path)
+    assert report(tmp_path / "script.gpuprobe")["recording"]["error"]["message"] == "not this"
+
+
+METRICS = """
+import torch
+metrics, weight = {}, torch.nn.Parameter(torch.zeros(1 << 22, device="cuda"))
+optimizer = torch.optim.SGD([weight])
+for step in range(7):
+    if not step or GROWS:
+        metrics[f"sums {step}"] = [torch.zeros(64, device="cuda") for _ in range(20)]
+    if step == 5:
+        metrics.update((str(number), number) for number in range(4))
+    weight.square().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("grows", [True, False])
+def test_what_the_first_step_made_for_all_steps_does_not_grow(tmp_path: Path, grows: bool) -> None:
+    """The dict of metrics has more entries when an evaluation has ended."""
+    script(tmp_path, METRICS.replace("GROWS", str(grows)))
+    done = gpuprobe("run", "-q", "--gpu", "t4", "--level", "trace", "script.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    causes = report(tmp_path / "script.gpuprobe")["causes"]
+    assert [cause["rule"] for cause in causes] == ["growth"] * grows
 
 
 def test_help_and_version(tmp_path: Path) -> None:

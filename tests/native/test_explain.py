@@ -352,6 +352,58 @@ def test_needed_memory_has_the_suggestion_of_a_report(tmp_path: Path) -> None:
     assert "try: Use activation checkpointing" in shown.stdout
 
 
+SMALL = """\
+import torch
+from torch import nn
+
+actor, critic = (
+    nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh()).cuda() for _ in "ab"
+)
+optimizer = torch.optim.SGD([*actor.parameters(), *critic.parameters()])
+for step in range(3):
+    x = torch.randn(256, 64, device="cuda")
+    loss = actor(x).square().mean() + critic(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_kilobytes_are_no_cause(tmp_path: Path) -> None:
+    """Two losses, one of which could have its backward pass first; the rest is cuBLAS's."""
+    _, found = explain(tmp_path, SMALL)
+    assert found["causes"] == []
+    large = SMALL.replace("256", "65536")
+    assert [cause["rule"] for cause in explain(tmp_path, large)[1]["causes"]] == ["summed-losses"]
+
+
+EVALUATED = (
+    "import os\n"
+    + START
+    + """\
+size = SIZE
+for step in range(4):
+    net(torch.randn(64, 64, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+net.eval()
+total = 0
+for _ in range(6):
+    total += net(torch.randn(size, 64, device="cuda")).square().mean()
+"""
+)
+
+
+def test_a_second_run_with_other_tensors_is_not_searched(tmp_path: Path) -> None:
+    """Nothing would hold those of the first run, as if the program needed them all."""
+    size = "4096 + int.from_bytes(os.urandom(2), 'big')"
+    program = EVALUATED.replace("SIZE", size)
+    _, found = explain(tmp_path, program)
+    assert not found["searched"]
+    assert any("a second run made other tensors" in note for note in found["notes"])
+    assert [cause["rule"] for cause in found["causes"]] == ["evaluation"]
+
+
 REPLICAS = """\
 import torch
 from torch import nn

@@ -109,6 +109,17 @@ def test_programs_of_a_triton_kernel_are_counted_before_they_are_interpreted() -
         assert not values.computing.knowledge.known(out)
 
 
+def test_a_triton_kernel_costs_what_its_source_computes() -> None:
+    from gpuprobe.native.values.compiled import _of_a_program
+
+    one = _of_a_program("def copy(x, y):\n    store(y, load(x))\n")
+    assert (
+        _of_a_program("def twice(x, y):\n    store(y, load(x))\n    store(y, load(x))\n") == 2 * one
+    )
+    looped = "def loop(x, y, n):\n    for i in n:\n        store(y, load(x))\n"
+    assert _of_a_program(looped) > 2 * one
+
+
 @pytest.mark.parametrize(
     ("most", "where"), [(100, "test_value_budget.py"), (9000, "the backward pass")]
 )

@@ -89,6 +89,34 @@ def test_an_evaluation_with_gradients_is_named(tmp_path: Path) -> None:
     assert rows.get("temporary", 0) <= 8192 * 512 * 4
 
 
+class _Parts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(512, 512), nn.Linear(512, 512)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x))  # type: ignore[no-any-return]
+
+
+def _trains_by_parts() -> None:
+    net = _Parts().cuda()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(2):
+        net.train()
+        net.second(net.first(torch.randn(64, 512, device="cuda"))).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        net.eval()
+        net(torch.randn(8192, 512, device="cuda")).mean().item()
+
+
+def test_an_evaluation_is_where_the_whole_model_is_called(tmp_path: Path) -> None:
+    """Training runs the line in its forward, too."""
+    report = _recorded(tmp_path, _trains_by_parts)
+    (finding,) = [row for row in report["findings"] if row["rule"] == "GP306"]
+    assert finding["location"]["function"] == "_trains_by_parts"
+
+
 def test_one_without_gradients_is_a_phase_and_no_finding(tmp_path: Path) -> None:
     report = _recorded(tmp_path, _evaluates, grad=False)
     assert "evaluation" in _phases(report)

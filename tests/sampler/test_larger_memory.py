@@ -4,6 +4,7 @@ it what looks alike and is needed.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from gpuprobe.analysis.peak.needs import Biographies
 from gpuprobe.analysis.trace.ledger import ledger_of
 from gpuprobe.causes.find import causes_at
 from gpuprobe.model.causes import Bound
+from gpuprobe.model.memory import Category
+from gpuprobe.model.needs import Need
 
 
 def numbers(*shape: int, **options: object) -> torch.Tensor:
@@ -120,6 +123,12 @@ def one_hot() -> None:
     labels = torch.randint(0, 32, (1 << 17,), device="cuda")
     target = F.one_hot(labels, 32).float()
     (target * numbers(1 << 17, 32).log_softmax(-1)).sum()
+
+
+def one_hot_sums() -> None:  # of the vectors of each code, as in a codebook
+    codes = torch.randint(0, 64, (1 << 16,), device="cuda")
+    chosen = F.one_hot(codes, 64).float()
+    chosen.t() @ numbers(1 << 16, 4)
 
 
 def padded() -> None:
@@ -345,6 +354,16 @@ def attention_weights_in_autocast() -> None:
         _attended(lambda q, k, v: F.dropout(_scored(q, k), 0.1) @ v)
 
 
+def attention_weights_with_scores() -> None:  # which a library keeps, to return them
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        scores = q @ k.mT / 8
+        kept.append((scores.detach().clone(), scores))
+        return scores.softmax(-1) @ v
+
+    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+    _attended(attend)
+
+
 def attention_weights_of_transformers() -> None:
     names = {"scored": _scored}
     code = "def attend(q, k, v):\n    return scored(q, k) @ v\n"
@@ -531,6 +550,7 @@ KINDS: dict[Callable[[], None], str] = {
     widened_for_a_loss: "",
     narrowed: "narrowed-later",
     one_hot: "one-hot",
+    one_hot_sums: "one-hot",
     padded: "padding",
     masked: "",
     margins: "",
@@ -559,6 +579,7 @@ KINDS: dict[Callable[[], None], str] = {
     looked_up_and_multiplied: "",
     skipped: "",
     attention_weights: "attention-weights",
+    attention_weights_with_scores: "attention-weights",
     attention_weights_in_autocast: "attention-weights",
     attention_weights_of_transformers: "attention-weights",
     fused_attention: "",
@@ -601,9 +622,15 @@ def test_each_kind_is_found_and_what_looks_alike_is_not(tmp_path: Path) -> None:
         if kind is gelu_by_tanh:  # half of the input, the tanh, and one more than that
             assert first is not None
             assert first.group.bytes > 4 * 2 * 16384 * 512 * 4
+        if kind in (one_hot, one_hot_sums):
+            assert first is not None
+            assert ("index_add_" in first.answer.remedy) is (kind is one_hot_sums)
         if kind in (swish, scaled_swish):
             assert first is not None
             assert ("a * x" in first.answer.code) is (kind is scaled_swish)
+        if kind is attention_weights_with_scores:
+            assert first is not None
+            assert "clone" in {block.made_by for block in first.group.blocks}
         if kind in (attention_weights, attention_weights_of_transformers):
             assert first is not None
             own = kind is attention_weights
@@ -634,6 +661,76 @@ def test_logits_that_dominate_are_no_activations_of_layers(
     found = [advice["id"] for advice in gpuprobe.report(path)["advice"]]
     assert ("chunked-loss" in found) is (classes == 8192)
     assert ("checkpoint" in found) is (classes == 16)
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize("width", [8, 4096])
+def test_workspaces_that_dominate_are_set_by_their_setting(tmp_path: Path, width: int) -> None:
+    path = tmp_path / "run.gpuprobe"
+    with (
+        gpuprobe.virtual_gpu("t4", compute="shapes"),
+        gpuprobe.record(path, level="trace", trace_steps="all") as recorder,
+        recorder.step(),
+    ):
+        nn.Linear(width, width).cuda()(numbers(width, width)).sum().backward()
+    report = gpuprobe.report(path)
+    assert ("CUBLAS_WORKSPACE_CONFIG" in report["head"]["fix"]) is (width == 8)
+
+
+@pytest.mark.simulated
+def test_a_workspace_at_the_address_of_an_earlier_tensor_is_not_its_memory(tmp_path: Path) -> None:
+    path = tmp_path / "run.gpuprobe"
+    with (
+        gpuprobe.virtual_gpu("t4", compute="shapes"),
+        gpuprobe.record(path, level="trace", trace_steps="all") as recorder,
+    ):
+        for step in range(3):
+            with recorder.step():
+                if not step:
+                    numbers(2 << 20).add_(1)
+                both = numbers(1024, 1024 * (step + 1))
+                del both
+                numbers(64, 64) @ numbers(64, 64)
+    rank = gpuprobe.load(path).ranks[0]
+    found = []
+    for step in rank.steps:
+        for trace in rank.traces.of(step):
+            ledger = ledger_of(trace)
+            needs = Biographies(ledger).needs(ledger.events - 1)
+            code = Category.WORKSPACE.code
+            rows = list(needs)
+            codes = ledger.values("category", rows)
+            found += [needs[row] for row, one in zip(rows, codes, strict=True) if one == code]
+    assert found == [Need.IN_USE, Need.UNTRACED, Need.UNTRACED]  # made by the last operator
+
+
+@pytest.mark.simulated
+def test_an_average_of_the_weights_does_not_wait_in_the_first_step(tmp_path: Path) -> None:
+    path = tmp_path / "run.gpuprobe"
+    with (
+        gpuprobe.virtual_gpu("t4", compute="shapes"),
+        gpuprobe.record(path, level="trace", trace_steps="all"),
+    ):
+        net = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(4)]).cuda()
+        average = copy.deepcopy(net)
+        moved = copy.deepcopy(net).cpu().cuda()
+        shadow = [one.clone() for one in net.state_dict().values()]
+        optimizer = torch.optim.SGD(net.parameters(), momentum=0.9)
+        for _ in range(3):
+            net(numbers(64, 1024)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                copies = average.parameters(), moved.parameters(), shadow
+                for new, *others in zip(net.parameters(), *copies, strict=True):
+                    for other in others:
+                        other.lerp_(new, 0.1)
+    rank = gpuprobe.load(path).ranks[0]
+    for step in rank.steps:
+        for trace in rank.traces.of(step):
+            lives = Biographies(ledger_of(trace))
+            found = [one.answer.rule for one in causes_at(lives, lives.ledger.peak(), {})]
+            assert "too-early" not in found, step.index
 
 
 @pytest.mark.simulated

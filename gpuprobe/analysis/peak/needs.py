@@ -84,11 +84,14 @@ class Biographies:
     @property
     def is_the_end(self) -> bool:
         """Whether the trace is the last of the program, after its last step of an optimizer."""
-        if not self._ended or self._steps_after:
-            return False
+        return self._ended and not self._steps_after and not self.trains
+
+    @property
+    def trains(self) -> bool:
+        """Whether an optimizer makes a step in the trace."""
         strings = self.ledger.trace.stacks.strings
         phases = set(self.ledger.values("last_phase", range(len(self.ledger))))
-        return not any("optimizer" in strings[phase].split("/") for phase in phases)
+        return any("optimizer" in strings[phase].split("/") for phase in phases)
 
     def operator_at(self, event: int) -> int:
         """The operator that runs at an event; that before the first event for -1."""

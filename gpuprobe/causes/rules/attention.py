@@ -8,7 +8,6 @@ from typing import Final
 from gpuprobe.causes.answer import Answer
 from gpuprobe.causes.live_memory import Excess, LiveMemory
 from gpuprobe.causes.wording import for_variable
-from gpuprobe.model.causes import Bound
 from gpuprobe.model.place import Place
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import Made
@@ -47,7 +46,7 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
             continue
         read = _multiplied(live, row)
         if read is not None:
-            group |= read | scores
+            group |= read | scores | _copies(live, scores)
             weights.append(row)
     saved = [row for row in weights if live.for_backward(row)]
     if not saved:
@@ -71,7 +70,6 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
         "without the weights, as fused attention computes it",
         sizes=dict.fromkeys(group, 0),
         kept_at=at if isinstance(at, Place) else None,
-        bound=Bound.OR_MORE,  # it saves a number for each position, and has a workspace
     )
 
 
@@ -112,6 +110,18 @@ def _scores(live: LiveMemory, row: int) -> set[int] | None:
         if live.how(source) is not Made.POINTWISE and name != _CONVERSION:
             return None
     return None
+
+
+def _copies(live: LiveMemory, scores: set[int]) -> set[int]:
+    """The copies of scores that nothing reads, kept to be returned: there are no scores to copy."""
+    return {
+        product
+        for score in scores
+        for product in live.products.get(score, ())
+        if live.how(product) is Made.COPY
+        and _elements(live, product) == _elements(live, score)
+        and not live.column("last_use")[product]
+    }
 
 
 def _elements(live: LiveMemory, row: int) -> int:

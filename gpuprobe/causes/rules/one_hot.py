@@ -1,4 +1,4 @@
-"""One-hot labels: an element for each class, where the class's index is enough."""
+"""One-hot vectors: an element for each class, where the class's index is enough."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import Made
 
 _SCATTER = "scatter_"
+_PRODUCTS = frozenset(("mm", "bmm", "addmm"))
 
 
 def diagnose(live: LiveMemory) -> Iterator[Excess]:
@@ -43,17 +44,26 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
         default=rows[0],
     )
     indices = live.column("inputs")[roots[0]]
+    fix = (
+        "use class indices instead of one-hot labels: torch.nn.functional.cross_entropy and "
+        "nll_loss take them"
+    )
+    names = {live.text(name, row) for row in labels for name in ("first_name", "last_name")}
+    if names & _PRODUCTS:
+        fix = (
+            "use the indices instead of a product with one-hot vectors: tensor[indices] selects "
+            "rows, index_add_ and torch.bincount sum by index"
+        )
     yield Excess(
         Answer(
             "one-hot",
-            f"{human_bytes(live.bytes_of(rows))}{of_names(live, [main])} are one-hot labels "
+            f"{human_bytes(live.bytes_of(rows))}{of_names(live, [main])} are one-hot vectors "
             f"from {live.place(main)}, and what is computed from them: the indices are "
             f"{human_bytes(indices)}",
-            "use class indices instead of one-hot labels: torch.nn.functional.cross_entropy and "
-            "nll_loss take them",
+            fix,
         ),
         main,
         rows,
-        "without the labels",
+        "without the one-hot vectors",
         sizes=dict.fromkeys(group, 0),
     )

@@ -60,6 +60,6 @@ def _verdict(found: Explanation) -> str:
     if not found.searched:
         return f"{head} No cause was found, and not everything was checked (below); {late}."
     return (
-        f"{head} All of it is needed by all that was checked ({late}): less memory takes smaller "
-        "work, fewer bytes for each value, or recomputation."
+        f"{head} All of it is needed by all that was checked ({late}): less memory takes "
+        f"{found.needs.smaller}."
     )

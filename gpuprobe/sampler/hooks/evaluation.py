@@ -9,6 +9,7 @@ calls with gradients are training.
 from __future__ import annotations
 
 import sys
+from typing import Final
 
 import torch
 
@@ -72,9 +73,20 @@ class Evaluations:
         self._kept.clear()
 
 
+_OF_MODULES: Final = torch.nn.modules.module.__file__
+
+
 def _caller() -> Place | None:
-    """The line of the program that calls the model."""
+    """The line of the program that calls the model, not one in the ``forward`` of a module that has
+    it as a part: training runs that, too.
+    """
     frame = innermost(sys._getframe(1), USERS)
+    outer = frame
+    while outer is not None:
+        frame, called_by = outer, outer.f_back
+        outer = None
+        if called_by is not None and called_by.f_code.co_filename == _OF_MODULES:
+            outer = innermost(called_by, USERS)
     if frame is None:
         return None
     code = frame.f_code

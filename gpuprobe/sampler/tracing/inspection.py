@@ -24,7 +24,7 @@ REQUEST: Final = "GPUPROBE_INSPECT"
 `gpuprobe.sampler.tracing.uses`); ``device``; ``blocks``: for each the operator that made it, and
 its size in bytes; ``result``: the file to write, JSON with ``holders`` by the position in
 ``blocks``, ``others`` that hold a block in addition, why the two are ``incomplete`` and
-``others_incomplete``, and ``visited``."""
+``others_incomplete``, the bytes of the blocks that ``exist`` in this run, and ``visited``."""
 
 
 class Inspection:
@@ -71,6 +71,7 @@ class Inspection:
         }
         document["incomplete"] = found.incomplete or lasting.incomplete
         document["others_incomplete"] = others.incomplete
+        document["exist"] = sum(self._blocks[number][1] for number in places.values())
         document["visited"] = found.visited + others.visited
         self._result.write_text(json.dumps(document), encoding="utf-8")
         os._exit(0)

@@ -619,7 +619,12 @@ class Uses:
             for row, number in enumerate(columns.made):
                 columns.padded[row] = self._padded.get(number, 0)
         self._describe(trace)
-        self._alive[trace.device] = blocks.alive()
+        self._alive[trace.device] = alive = blocks.alive()
+        for address, baseline, row in alive:
+            if not baseline and not events.made[row]:
+                # A library's: what operators made there before is gone.
+                self._made.pop(address, None)
+                self._last.pop(address, None)
         return True
 
     def _fill(self, trace: MemoryTrace, blocks: _Blocks) -> None:

@@ -148,7 +148,7 @@ def _without_cause(report: Report) -> tuple[str, str, str]:
     if needless:
         text += f" ({human_bytes(needless)} in all are not used again)"
     text = f"{text}; {_largest(report)}"
-    smaller = "smaller work, fewer bytes for each value, or recomputation"
+    smaller = "" if isinstance(report.needs, Unavailable) else report.needs.smaller
     return text, fix or smaller, saves or "not tried"
 
 
