@@ -46,6 +46,7 @@ kernels on A100, V100 and T4 (github.com/sitar-lab/NeuSight, scripts/asplos/data
 MIT). Backward of normalisations: Liger-Kernel's benchmark/data/all_benchmark_data.csv, layer_norm
 of torch on H100. Group and batch normalisation, dropout: estimated."""
 _SHORT: Final = 1024
+_LONG: Final = "long softmax"
 _LONG_SOFTMAX: Final = _Reach(0.4, Factors(0.8, 1.3))
 """Of longer rows, which torch's kernel reads three times: cross-entropy of torch on A100 with
 32,768 to 131,072 columns, forward, in Liger-Kernel's table."""
@@ -84,14 +85,20 @@ def price(work: Work, speeds: Speeds, kernels: int) -> Priced:
     return _with_kernels(moved, factors, kernels, line, _source(speeds))
 
 
+def family(work: Work) -> str:
+    """Which kernels are alike: a part of the operator's name, "long softmax", or "" for others."""
+    if work.kind is not WorkKind.ELEMENTS:
+        return ""
+    if "softmax" in work.operator and work.sizes and work.sizes[0] > _SHORT:
+        return _LONG
+    return next((name for name, _ in _FAMILIES if name in work.operator), "")
+
+
 def _reach(work: Work) -> _Reach:
-    if work.kind is WorkKind.ELEMENTS:
-        if "softmax" in work.operator and work.sizes and work.sizes[0] > _SHORT:
-            return _LONG_SOFTMAX
-        for name, reach in _FAMILIES:
-            if name in work.operator:
-                return reach
-    return _REACH[work.kind]
+    name = family(work)
+    if name == _LONG:
+        return _LONG_SOFTMAX
+    return dict(_FAMILIES)[name] if name else _REACH[work.kind]
 
 
 def cached(size: int, l2: int) -> float:
