@@ -145,6 +145,9 @@ def job_of(row: Mapping[str, Any], programs: Mapping[str, Any]) -> Job | str:
         sizes.update(kind=kind, mlp=program["mlp"])
         sizes["forward"] = row["class"].startswith("inference")
         return Job("transformers_models", options_of(sizes), 1, "1,1")
+    if source == "qwen":
+        sizes.update(mlp=program["mlp"], embeddings=row["embeddings"])
+        return Job("qwen_lora", options_of(sizes), 1, "1,1,2")
     if source == "modded-nanogpt":
         if any(word in row["note"] for word in ("Shortcuts", "CastBf16", "UNet")):
             return "skip connections: not built"
