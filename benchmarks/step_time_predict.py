@@ -149,15 +149,19 @@ def job_of(row: Mapping[str, Any], programs: Mapping[str, Any]) -> Job | str:
         sizes.update(mlp=program["mlp"], embeddings=row["embeddings"])
         return Job("qwen_lora", options_of(sizes), 1, "1,1,2")
     if source == "modded-nanogpt":
-        if any(word in row["note"] for word in ("Shortcuts", "CastBf16", "UNet")):
-            return "skip connections: not built"
-        sizes["modern"] = row["program"] != "modded-124m-rotary"
-        sizes["untied"] = row["program"] == "modded-124m-untied"
-        sizes["divided"] = "every rank" not in row["note"]
-        # torch 2.5 selects cuDNN on H100, 2.4 FlashAttention-2.
-        sizes["attention"] = "cudnn" if "torch 2.5" in row["note"] else "flash"
-        return Job("modded_nanogpt", options_of(sizes), row["gpus"], "1,1")
+        return modded(row, sizes)
     return "not built"
+
+
+def modded(row: Mapping[str, Any], sizes: dict[str, Any]) -> Job | str:
+    if any(word in row["note"] for word in ("Shortcuts", "CastBf16", "UNet")):
+        return "skip connections: not built"
+    sizes["modern"] = row["program"] != "modded-124m-rotary"
+    sizes["untied"] = row["program"] == "modded-124m-untied"
+    sizes["divided"] = "every rank" not in row["note"]
+    # torch 2.5 selects cuDNN on H100, 2.4 FlashAttention-2.
+    sizes["attention"] = "cudnn" if "torch 2.5" in row["note"] else "flash"
+    return Job("modded_nanogpt", options_of(sizes), row["gpus"], "1,1")
 
 
 def recorded(cache: Path) -> dict[tuple[str, str], tuple[Path, int]]:
