@@ -356,7 +356,7 @@ def explained(case: Case) -> Mapping[str, Any]:
     """The document of ``gpuprobe explain``. Raises RuntimeError where there is none."""
     with tempfile.TemporaryDirectory() as base:
         shutil.copy(case.program, Path(base, "program.py"))
-        options = ("--gpu", GPU, "--compute", "shapes", "--json", "--budget", str(_SECONDS))
+        options = ("--gpu", GPU, "--compute", "shapes", "--json", "--max-seconds", str(_SECONDS))
         done = warm_python.gpuprobe("explain", *options, "program.py", cwd=Path(base))
     if done.returncode not in (0, 1):
         raise RuntimeError(done.stderr)

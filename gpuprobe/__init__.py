@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gpuprobe.api.devices import devices
     from gpuprobe.api.doctor import doctor
     from gpuprobe.api.hazards import allow_sync, declare_access, detect_hazards
-    from gpuprobe.api.recordings import diff, load, replay, report
+    from gpuprobe.api.recordings import diff, load, metrics, replay, report
     from gpuprobe.api.simulated_gpu import virtual_gpu
     from gpuprobe.api.watch import record
     from gpuprobe.integrations.steps import watch_steps
@@ -36,6 +36,7 @@ __all__ = [
     "estimate",
     "fit",
     "load",
+    "metrics",
     "record",
     "replay",
     "report",
@@ -56,6 +57,7 @@ _HOMES = {
     "fit": "gpuprobe.planning.fit",
     "load": "gpuprobe.api.recordings",
     "load_ipython_extension": "gpuprobe.integrations.notebook",
+    "metrics": "gpuprobe.api.recordings",
     "record": "gpuprobe.api.watch",
     "replay": "gpuprobe.api.recordings",
     "report": "gpuprobe.api.recordings",

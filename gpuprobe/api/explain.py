@@ -348,7 +348,7 @@ class _Explaining:
                 raise ProgramFailed(
                     f"{failed}; it may have failed by a value that was not computed: {seconds:g} s "
                     "were too little to compute all",
-                    hint=f"give it more: --compute real --budget {4 * self._budget:g}",
+                    hint=f"give it more: --compute real --max-seconds {4 * self._budget:g}",
                 ) from None
 
     def _first_run(self, name: str, seconds: float) -> Recording:
@@ -365,14 +365,14 @@ class _Explaining:
             if recording is None or not any(rank.steps for rank in recording.ranks):
                 raise UsageError(
                     f"the program made no step in {seconds:g} s",
-                    hint=f"give it more: --budget {4 * self._budget:g}",
+                    hint=f"give it more: --max-seconds {4 * self._budget:g}",
                 )
             self._ended = RunEnd.STOPPED
             last = recording.ranks[0].steps[-1]
             step = last.index + (last.ended_by != "end")  # the last one may have no end
             self._detail = f"after {seconds:g} s, in step {step}"
             self._notes.append(
-                "what comes later in the program, and edits: both take more time (--budget)"
+                "what comes later in the program, and edits: both take more time (--max-seconds)"
             )
             return recording
         end = None if recording is None else recording.ranks[0].end
@@ -691,7 +691,7 @@ class _Explaining:
         """The effect of an edit, if the changed program needs less; otherwise the replayed one."""
         result = self._try(candidate)
         if result is None:
-            note = "there was no time left to try it (--budget)"
+            note = "there was no time left to try it (--max-seconds)"
             return _Outcome(replace(replayed, note=note))
         if isinstance(result, TriedRemedy) and result.helps:
             effect = Effect(

@@ -23,6 +23,7 @@ __all__ = [
     "diff",
     "hang",
     "load",
+    "metrics",
     "replay",
     "report",
     "scale",
@@ -143,6 +144,50 @@ def report(recording: Recording | str | os.PathLike[str], *, top: int = 10) -> R
     with gc_paused():
         typed = summarize(found, top=top)
         return ReportDocument(to_document(typed), typed, found)
+
+
+def metrics(recording: Recording | str | os.PathLike[str]) -> dict[str, float]:
+    """The figures of a recording as flat numbers, for a tracker of experiments. Memory is in bytes,
+    at the peak of the rank and device where it is highest; time in seconds a step.
+
+    ``gpuprobe/peak_allocated_bytes``, ``gpuprobe/peak_reserved_bytes``: by torch's allocator; known
+    between two bounds, the names end with ``_at_least`` and ``_at_most``.
+    ``gpuprobe/not_needed_bytes``: at the peak, but never used again (level ``trace``);
+    ``gpuprobe/cause_bytes``: of the largest cause of that, 0 without one.
+    ``gpuprobe/predicted_step_seconds``, and with ``_low`` and ``_high``: on a simulated GPU.
+    ``gpuprobe/steps``: of all ranks.
+
+    What is unknown is left out. The cause in words is in ``gpuprobe.report(recording)["head"]``.
+
+    Raises what `gpuprobe.load` raises.
+    """
+    from gpuprobe.model.needs import Need
+    from gpuprobe.model.values import Peak, Unavailable
+
+    summary = report(recording).summary
+    values: dict[str, float] = {}
+    for name in ("allocated", "reserved"):
+        peak = getattr(summary.peak, name)
+        if isinstance(peak, Peak):
+            bounds = {"": peak.at_least}
+            if not peak.exact:
+                bounds = {"_at_least": peak.at_least, "_at_most": peak.at_most}
+            values |= {f"peak_{name}_bytes{which}": size for which, size in bounds.items()}
+    if not isinstance(summary.needs, Unavailable):
+        needless = (need for need in Need if need.needless)
+        values["not_needed_bytes"] = summary.needs.bytes_of(*needless)
+    if not isinstance(summary.causes, Unavailable):
+        values["cause_bytes"] = summary.causes[0].bytes if summary.causes else 0
+    if not isinstance(summary.step_time, Unavailable):
+        predicted = summary.step_time
+        for which, ns in (
+            ("", predicted.expected_ns),
+            ("_low", predicted.low_ns),
+            ("_high", predicted.high_ns),
+        ):
+            values[f"predicted_step_seconds{which}"] = ns / 1e9
+    values["steps"] = sum(row.steps for row in summary.ranks)
+    return {f"gpuprobe/{name}": value for name, value in values.items()}
 
 
 def diff(

@@ -28,12 +28,21 @@ def _callback_class() -> type:
     raise MissingExtra("lightning", "lightning", why="its Trainer calls this callback")
 
 
+class _Logger(Protocol):
+    """The part of a Lightning logger that is used."""
+
+    def log_metrics(self, metrics: dict[str, float], step: int) -> None: ...
+
+
 class _Trainer(Protocol):
     """The part of Lightning's ``Trainer`` that is read."""
 
     global_rank: int
     local_rank: int
     world_size: int
+    global_step: int
+    is_global_zero: bool
+    loggers: Sequence[_Logger]
     optimizers: Sequence[object]
 
 
@@ -45,6 +54,8 @@ class MemoryCallback(_callback_class()):  # type: ignore[misc]
     step, as its closure, and are shown there (``optimizer/forward``). ``path`` None: a new name
     that begins with ``lightning``. The other arguments are those of `gpuprobe.record`, whose errors
     are raised when the training starts.
+
+    When the training ends, the Trainer's loggers get its `gpuprobe.metrics`.
     """
 
     def __init__(
@@ -67,6 +78,10 @@ class MemoryCallback(_callback_class()):  # type: ignore[misc]
         self._recording.start(None, list(trainer.optimizers), ranks=ranks)
 
     def on_train_end(self, trainer: _Trainer, pl_module: object) -> None:
+        if trainer.is_global_zero and trainer.loggers:
+            values = self._recording.final_metrics()
+            for logger in trainer.loggers:
+                logger.log_metrics(values, step=trainer.global_step)
         self._recording.finish()
 
     def on_exception(self, trainer: _Trainer, pl_module: object, exception: BaseException) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import atexit
 import os
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from gpuprobe.api.recordings import metrics
 from gpuprobe.api.watch import as_rank, default_output, record
 from gpuprobe.sampler.hooks.wrapping import in_context
 
@@ -39,6 +41,7 @@ class TrainingRecording:
         self._name = name
         self._record = partial(record, level=level, trace_steps=trace_steps, force=force)
         self.recorder: Recorder | None = None
+        self._output: str | os.PathLike[str] = ""
 
     def start(
         self,
@@ -56,7 +59,7 @@ class TrainingRecording:
             path = default_output(self._name) if self._path is None else self._path
             recorder = self._record(path, model, optimizer)
             recorder.__enter__()
-        self.recorder = recorder
+        self.recorder, self._output = recorder, path
         # The recording of a failed training that no callback ends would look killed.
         atexit.register(self.finish)
         return recorder
@@ -67,6 +70,19 @@ class TrainingRecording:
         if recorder is not None:
             atexit.unregister(self.finish)
             recorder.finish(error)
+
+    def final_metrics(self) -> dict[str, float]:
+        """End the recording, and its `gpuprobe.metrics`; empty if there is none, or with a warning
+        if it cannot be read: no error of that may end a training.
+        """
+        if self.recorder is None:
+            return {}
+        self.finish()
+        try:
+            return metrics(self._output)
+        except Exception as error:  # noqa: BLE001 - a warning
+            warnings.warn(f"gpuprobe: no metrics of {self._output}: {error}", stacklevel=2)
+            return {}
 
 
 _F = TypeVar("_F", bound=Callable[..., Any])

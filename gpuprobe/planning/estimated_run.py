@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -32,8 +32,9 @@ from gpuprobe.planning.processes import (
     OtherProcesses,
     ProcessRecorder,
     Stalled,
+    TimeIsOver,
     assumption_text,
-    interrupt_stalls,
+    interrupted,
     started_processes,
 )
 from gpuprobe.planning.program import handler_of
@@ -47,6 +48,9 @@ from gpuprobe.sampler.program import Program, restored_if_it_fails, signals_rest
 from gpuprobe.sampler.recorder import Recorder
 from gpuprobe.torch_support.callers import beyond_any_gpu, of_host_memory, place_in
 
+_LEAST_STEPS: Final = 2
+"""Of a figure: the first one makes the optimizer's state, and only the second has it while its
+activations exist."""
 Progress = Callable[[int, str], None]
 
 
@@ -124,6 +128,7 @@ class EstimatedProgram(EstimatedFunction):
     def __init__(self, program: Program, request: EstimateRequest) -> None:
         super().__init__(program.run, request.steps)
         self._bounded = bool(request.why)
+        self._most = request.max_seconds
         self._epoch = FirstEpoch(EpochLimit(request.steps))
         self.handler = handler_of(program.argv[0])
 
@@ -169,7 +174,7 @@ class EstimatedProgram(EstimatedFunction):
         epoch = self._epoch
         try:
             started = following(ProcessRecorder(folder, self._steps))
-            with interrupt_stalls(folder), started, signals_restored():
+            with interrupted(folder, self._most), started, signals_restored():
                 self._step()
         except (Exception, Enough, SystemExit, UnknownValue) as error:  # noqa: BLE001 - in the result
             if not epoch.ended_by(error):
@@ -182,7 +187,7 @@ class EstimatedProgram(EstimatedFunction):
     def _ended(self, measured: NativeMeasurement, error: BaseException, steps: int) -> None:
         """The program ended by an exception in its training, after ``steps``."""
         if isinstance(error, Enough):
-            self._stopped(measured, steps, isinstance(error, Stalled))
+            self._stopped(measured, steps, error)
         elif isinstance(error, SystemExit):
             if error.code not in (None, 0):
                 text = f"the program ended with exit code {error.code}"
@@ -193,12 +198,24 @@ class EstimatedProgram(EstimatedFunction):
             assert isinstance(error, Exception)
             raise self._error(measured, error) from error
 
-    def _stopped(self, measured: NativeMeasurement, steps: int, stalled: bool) -> None:
-        self.waits = stalled
+    def _stopped(self, measured: NativeMeasurement, steps: int, end: Enough) -> None:
+        """The program was ended, after ``steps``. Raises ProgramFailed if its time was over before
+        it had made enough of them for a figure.
+        """
+        self.waits = isinstance(end, Stalled)
         where = f"after step {steps} (--steps)"
+        if isinstance(end, TimeIsOver):
+            least = min(_LEAST_STEPS, self._steps)
+            if steps < least:
+                raise ProgramFailed(
+                    f"the program made {steps} training steps in {self._most:g} s, of the {least} "
+                    "that an estimate needs",
+                    hint="give it more time: --max-seconds N; or less to compute: --compute shapes",
+                )
+            where = f"after {self._most:g} s (--max-seconds), {steps} of {self._steps} steps"
         if not made_optimizer():
             where += ", counted by backward passes as it has no optimizer"
-        if stalled:
+        if self.waits:
             where = (
                 "where the program waited for a process that it had started, which was "
                 f"stopped after step {self._steps} (--steps)"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -134,7 +136,7 @@ def estimate_program(
     load_simulated(request.gpu)
     from gpuprobe.planning.program import ProgramStart
 
-    start = ProgramStart()
+    start, began = ProgramStart(), time.monotonic()
     request = _with_nodes(_with_output(request))
     run = replace(request, suggest=False, prices={})
     if isinstance(run.rank, int):
@@ -149,7 +151,12 @@ def estimate_program(
         found = priced(found, request.price)
     if found.fits or not request.suggest:
         return found
-    return _suggested(found, request, start, alternatives, notify)
+    return _suggested(found, request, start, alternatives, notify, _left(request, began))
+
+
+def _left(request: EstimateRequest, began: float) -> float:
+    """The seconds that the estimate may still take."""
+    return began + request.max_seconds - time.monotonic() if request.max_seconds else math.inf
 
 
 def _of_rank(
@@ -163,6 +170,7 @@ def _of_rank(
     """The estimate of one rank, in this process."""
     from gpuprobe.planning.estimated_run import EstimatedProgram, measure
 
+    began = time.monotonic()
     shared = request if request.recorded else replace(request, output="")
     if request.recorded and rank not in request.recorded:
         request = replace(request, output="")
@@ -180,9 +188,12 @@ def _of_rank(
     def again(request: EstimateRequest, seconds: float | None) -> Estimate:
         expected = "" if seconds is None else f" (about {max(1, round(seconds))} s)"
         notify(f"running the program a second time{expected}: {request.why}")
-        from gpuprobe.planning.trials import second_run
+        from gpuprobe.planning.trials import NO_TIME, second_run
 
-        return second_run(request, start, seconds)
+        left = _left(request, began)
+        if left <= 0:
+            raise TooLarge(NO_TIME)
+        return second_run(request, start, seconds, left)
 
     if request.why:  # the process that started this one handles a run that is too large
         return attempt(request).estimate
@@ -295,15 +306,23 @@ def _suggested(
     start: ProgramStart,
     alternatives: Provider | None,
     notify: Callable[[str], None],
+    left: float,
 ) -> Estimate:
-    """An estimate with what would make the run fit."""
+    """An estimate with what would make the run fit, for which ``left`` seconds are left."""
     from gpuprobe.planning.alternatives import script_changes
-    from gpuprobe.planning.suggestions import suggest
+    from gpuprobe.planning.suggestions import MOST_SECONDS, suggest
     from gpuprobe.planning.trials import EstimateServer, varied
 
     varying = varied(request, compute=found.compute, change="")
     with EstimateServer(start) as server:
-        suggested = suggest(found, varying, alternatives or script_changes, server, notify=notify)
+        suggested = suggest(
+            found,
+            varying,
+            alternatives or script_changes,
+            server,
+            limit=min(MOST_SECONDS, left),
+            notify=notify,
+        )
     return suggested.added_to(found)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import multiprocessing
 import os
 import signal
@@ -190,19 +191,25 @@ class Stalled(Enough):
     """Ends a program that waits for a process which was ended after its steps."""
 
 
+class TimeIsOver(Enough):
+    """Ends a program after the time that it may take."""
+
+
 @contextmanager
-def interrupt_stalls(folder: Path) -> Iterator[None]:
-    """Raise `Stalled` in the program if it and its processes are idle for a few seconds after one
-    of them was ended (``folder`` has its file): it may be waiting for that process. If `Enough`
-    ends the program, its processes end too.
+def interrupted(folder: Path, limit: float = 0.0) -> Iterator[None]:
+    """Raise `TimeIsOver` in the program after ``limit`` seconds (0: never), and `Stalled` if it and
+    its processes are idle for a few seconds after one of them was ended (``folder`` has its file):
+    it may be waiting for that process. If `Enough` ends the program, its processes end too.
     """
     main = threading.main_thread()
     if threading.current_thread() is not main or not hasattr(signal, "pthread_kill"):
         yield
         return
 
+    deadline = time.monotonic() + limit if limit else math.inf
+
     def interrupt(number: int, frame: object) -> None:
-        raise Stalled
+        raise TimeIsOver if time.monotonic() >= deadline else Stalled
 
     others = {process.pid for process in multiprocessing.active_children()}
     over = threading.Event()
@@ -210,8 +217,8 @@ def interrupt_stalls(folder: Path) -> Iterator[None]:
     handler = signal.signal(signal.SIGURG, interrupt)
     thread = threading.Thread(
         target=_watch_processes,
-        args=(folder, _PATIENCE_S, over, main.ident),
-        name="gpuprobe-stalled",
+        args=(folder, _PATIENCE_S, over, main.ident, deadline),
+        name="gpuprobe-interrupts",
         daemon=True,
     )
     thread.start()
@@ -228,9 +235,14 @@ def interrupt_stalls(folder: Path) -> Iterator[None]:
         signal.signal(signal.SIGURG, handler)
 
 
-def _watch_processes(folder: Path, patience: float, over: threading.Event, main: int) -> None:
+def _watch_processes(
+    folder: Path, patience: float, over: threading.Event, main: int, deadline: float
+) -> None:
     used, since = 0.0, time.monotonic()
     while not over.wait(patience / 5):
+        if time.monotonic() >= deadline:
+            signal.pthread_kill(main, signal.SIGURG)
+            continue
         now = _processor_time()
         if now - used > _IDLE_S or not any(folder.glob(f"*{ENDED}")):
             used, since = now, time.monotonic()

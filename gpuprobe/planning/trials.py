@@ -8,6 +8,7 @@ script, and a search makes a dozen. Requests and documents are JSON.
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 from dataclasses import replace
 from typing import Any, Final
@@ -33,20 +34,21 @@ _LATE: Final = 2.5
 operators are far slower: the backward pass of a convolution in fp16 (3x3, 64 channels, 56x56) had
 0.8 billion operations a second on two cores, in fp32 12 billion, of the 50 that are assumed."""
 TOO_SLOW: Final = "it was not finished in the time that its operations should take"
+NO_TIME: Final = "the time of the estimate was over (--max-seconds)"
 """Why a second run was given up."""
 
 
 def second_run(
-    request: EstimateRequest, start: ProgramStart, seconds: float | None = None
+    request: EstimateRequest, start: ProgramStart, seconds: float | None, left: float
 ) -> Estimate:
     """An estimate of a second run of the program, within the bounds of `Budget`, for the
     reason in the request. Its output goes to stderr. ``seconds``: how long it should take, if that
-    is known and the run may be given up.
+    is known and the run may be given up. ``left``: those that the estimate may still take.
 
     Raises `TooLarge` beyond those bounds and if it takes `_LATE` times as long, ProgramFailed if
     there is no estimate.
     """
-    limit = None if seconds is None else max(_SHORT, _LATE * seconds)
+    limit = math.inf if seconds is None else max(_SHORT, _LATE * seconds)
     try:
         done = subprocess.run(
             processes.command(WORKER, json.dumps(to_plain(request))),
@@ -56,10 +58,10 @@ def second_run(
             cwd=start.cwd,
             env=start.environment,
             check=False,
-            timeout=limit,
+            timeout=None if math.isinf(min(limit, left)) else min(limit, left),
         )
     except subprocess.TimeoutExpired:
-        raise TooLarge(TOO_SLOW) from None
+        raise TooLarge(TOO_SLOW if limit < left else NO_TIME) from None
     document = processes.last_document(done.stdout) or _without(done.returncode)
     if "too_large" in document:
         raise TooLarge(document["too_large"])

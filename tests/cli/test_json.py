@@ -28,7 +28,7 @@ BAD = {
     "diff": (["missing", "missing"], ["one"], ["empty.gpuprobe", "empty.gpuprobe"]),
     "doctor": (["--demo", "none"], ["--distributed", "--timeout", "0"]),
     "estimate": (["missing.py"], [], ["--gpu", "none", "empty.py"], ["--steps", "0", "x.py"]),
-    "explain": (["missing.py"], [], ["--budget", "x", "x.py"]),
+    "explain": (["missing.py"], [], ["--max-seconds", "x", "x.py"]),
     "export": ([], ["--prometheus", "--once", "--interval", "0"]),
     "fit": (["missing.py", "--arg", "n"], [], ["--max", "x"]),
     "hang": (["missing"], ["empty.gpuprobe"], []),

@@ -238,3 +238,39 @@ for device in range(torch.cuda.device_count()):
     gpus = [row["gpu"] for row in found["by_device"]] or [found["gpu"]]
     assert [gpu.split("-")[0] for gpu in gpus] == expected.split(",")
     assert found["devices"] == len(gpus)
+
+
+WAITS = """\
+import sys, time
+import torch
+
+net = torch.nn.Linear(256, 256).cuda()
+optimizer = torch.optim.AdamW(net.parameters())
+for step in range(4):
+    if step == int(sys.argv[1]):
+        time.sleep(600)
+    net(torch.randn(64, 256, device="cuda")).square().mean().backward()
+    optimizer.step()
+"""
+
+
+def test_a_program_that_takes_too_long_is_estimated_by_the_steps_that_it_has_made(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "train.py").write_text(WAITS)
+    command = ("estimate", "--json", "--gpu", "t4", "--max-seconds", "8", "train.py")
+    done = native_commands.gpuprobe(*command, "2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["steps"] == 2
+    assert "stopped after 8 s (--max-seconds), 2 of 3 steps: later code" in " ".join(
+        found["assumed"]
+    )
+    whole = json.loads(estimated(tmp_path / "train.py", "--gpu", "t4", "--", "3").stdout)
+    assert found["peak_allocated"] == whole["peak_allocated"]
+
+    done = native_commands.gpuprobe(*command, "1", cwd=tmp_path)
+    assert done.returncode not in (0, 1)
+    error = json.loads(done.stdout)["error"]
+    assert error["message"].startswith("the program made 1 training steps in 8 s, of the 2")
+    assert "--max-seconds" in error["hint"]

@@ -20,7 +20,7 @@ def explain(
     """Without values, unless ``options`` compute them: that takes longer than all else."""
     (tmp_path / "train.py").write_text(program)
     # The budget: however busy the machine is.
-    options = ("--budget", "900", "--compute", "shapes", *options)
+    options = ("--max-seconds", "900", "--compute", "shapes", *options)
     done = gpuprobe("explain", "--gpu", "t4", "--json", *options, "train.py", cwd=tmp_path)
     return done, json.loads(done.stdout)
 
@@ -833,7 +833,7 @@ time.sleep(600)
 
 def test_a_program_that_does_not_end_is_explained_as_far_as_it_came(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(ENDLESS)
-    options = ("--gpu", "t4", "--compute", "shapes", "--budget", "60")
+    options = ("--gpu", "t4", "--compute", "shapes", "--max-seconds", "60")
     done = gpuprobe("explain", "--json", *options, "train.py", cwd=tmp_path)
     found = json.loads(done.stdout)
     assert found["ended"] == "stopped"
@@ -843,17 +843,17 @@ def test_a_program_that_does_not_end_is_explained_as_far_as_it_came(tmp_path: Pa
     assert "kept" in first["sentence"]
     assert first["made_at"]["line"] == line_of(ENDLESS, "x.clone()")
     assert first["effect"]["certainty"] == "replayed"
-    assert "--budget" in found["notes"][0]
+    assert "--max-seconds" in found["notes"][0]
     assert len(found["causes"]) == 1  # the growth of the same list is no other cause
 
 
 def test_a_program_without_a_step_in_the_time_is_one_line(tmp_path: Path) -> None:
     """In a new process: a warm one has imported torch, and records from the start."""
     (tmp_path / "train.py").write_text("import time; time.sleep(600)")
-    done = gpuprobe("explain", "--budget", "6", "train.py", cwd=tmp_path, cold=True)
+    done = gpuprobe("explain", "--max-seconds", "6", "train.py", cwd=tmp_path, cold=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert "the program made no step in 3 s" in done.stderr
-    assert "--budget 24" in done.stderr
+    assert "--max-seconds 24" in done.stderr
 
 
 @pytest.mark.parametrize(

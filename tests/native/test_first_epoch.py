@@ -117,7 +117,7 @@ def test_a_long_program_is_explained_with_its_evaluation(tmp_path: Path) -> None
     text = text.replace("optimizer.step()", "optimizer.step()\n            losses.append(loss)")
     text = text.replace("def main():", "def main():\n    losses = []").replace("square()", "exp()")
     (tmp_path / "train.py").write_text(text)
-    options = ("--json", "--compute", "shapes", "--budget", "60", "--gpu", "t4")
+    options = ("--json", "--compute", "shapes", "--max-seconds", "60", "--gpu", "t4")
     found = json.loads(gpuprobe("explain", "train.py", *options, cwd=tmp_path).stdout)
     assert found["ended"] == "epoch"
     assert found["phase"] == "evaluation"

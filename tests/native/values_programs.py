@@ -578,6 +578,25 @@ def fp8_product(device: str) -> Any:
 
 
 @program
+def products_of_another_dtype(device: str) -> Any:
+    """Which the CPU does not have: there, of converted factors."""
+    a, b = (torch.randn(2, 8, 8).to(torch.bfloat16) for _ in "ab")
+    total = torch.randn(2, 8, 8)
+    if device == "cpu":
+        a, b = a.float(), b.float()
+        first = torch.addmm(total[0], a[0], b[0], beta=2)
+        return a @ b, a[0] @ b[0], first, torch.baddbmm(total, a, b)
+    a, b, total = a.to(device), b.to(device), total.to(device)
+    wide = torch.float32
+    product = torch.empty(8, 8, device=device)
+    torch.mm(a[0], b[0], out_dtype=wide, out=product)
+    both = torch.bmm(a, b, out_dtype=wide)
+    torch.addmm(total[0], a[0], b[0], out_dtype=wide, beta=2, out=(first := product.clone()))
+    torch.baddbmm(total, a, b, out_dtype=wide, out=total)
+    return both, product, first, total
+
+
+@program
 def views_and_out_arguments(device: str) -> Any:
     x = torch.randn(4, 6).to(device)
     out = torch.empty(0, device=device)

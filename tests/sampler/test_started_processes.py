@@ -28,7 +28,7 @@ from gpuprobe.errors import UsageError
 from gpuprobe.model.plans.request import EstimateRequest
 from gpuprobe.planning import processes as started_processes
 from gpuprobe.planning.estimates import estimate_program
-from gpuprobe.planning.processes import ENDED, Stalled, interrupt_stalls
+from gpuprobe.planning.processes import ENDED, Stalled, TimeIsOver, interrupted
 from gpuprobe.recording.summary import summarize
 from gpuprobe.recording.writer import RecordingWriter
 from gpuprobe.torch_support import process_gpus
@@ -369,10 +369,12 @@ def test_what_still_works_is_waited_for(tmp_path: Path, monkeypatch: pytest.Monk
         return float(found)
 
     monkeypatch.setattr(started_processes, "_processor_time", busy)
-    with interrupt_stalls(tmp_path):
+    with interrupted(tmp_path):
         assert enough.wait(30)
     monkeypatch.setattr(started_processes, "_processor_time", lambda: 0.0)
-    with pytest.raises(Stalled), interrupt_stalls(tmp_path):
+    with pytest.raises(Stalled), interrupted(tmp_path):
+        threading.Event().wait(30)
+    with pytest.raises(TimeIsOver), interrupted(tmp_path, 0.1):
         threading.Event().wait(30)
 
 

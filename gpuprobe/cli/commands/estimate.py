@@ -31,6 +31,7 @@ from gpuprobe.cli.options import (
     output_to_stderr,
     positive,
     program_of,
+    seconds,
 )
 from gpuprobe.errors import UsageError
 from gpuprobe.model.plans.request import DEFAULT_GPU, EstimateRequest
@@ -81,6 +82,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="if it does not fit, do not run the script again with changes that save memory",
     )
+    parser.add_argument(
+        "--max-seconds",
+        type=seconds,
+        default=600.0,
+        metavar="S",
+        help="end the program after this time, with the estimate of the steps that it has made, "
+        "two at least (default: 600)",
+    )
     add_formats(parser)
     add_top(parser, 8)
     add_model(parser)
@@ -121,6 +130,7 @@ def _request(args: argparse.Namespace, target: Target) -> EstimateRequest:
         per_node=args.per_node,
         output=args.output or "",
         suggest=not args.no_suggestions,
+        max_seconds=args.max_seconds,
         gpus=args.gpus or ("all" if args.gpu == "all" else ""),
     )
 

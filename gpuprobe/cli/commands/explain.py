@@ -29,7 +29,7 @@ OPTIONS_AFTER_SCRIPT = True
 EXAMPLES = {
     "gpuprobe explain train.py --steps 5": "why is its memory full?",
     "gpuprobe explain --gpu rtx4090 train.py": "on another GPU",
-    "gpuprobe explain --budget 300 train.py": "with more time for runs of the program",
+    "gpuprobe explain --max-seconds 300 train.py": "with more time for runs of the program",
 }
 
 
@@ -47,10 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="as for gpuprobe run (default: auto)",
     )
     parser.add_argument(
-        "--budget",
+        "--max-seconds",
         type=seconds,
         default=120.0,
-        metavar="SECONDS",
+        metavar="S",
         help="the time for all runs of the program (default: 120)",
     )
     add_formats(parser)
@@ -75,6 +75,6 @@ def run(args: argparse.Namespace) -> int:
     if not target.module:
         program(*target)  # raises an error for a script that does not exist, or is not Python
     subject = Subject(target.target, target.arguments, target.module, args.gpu, args.compute)
-    found = explain(subject, budget=args.budget, notify=stderr.note)
+    found = explain(subject, budget=args.max_seconds, notify=stderr.note)
     render(found, format_of(args), sys.stdout, cwd=str(Path.cwd()), full=args.verbose)
     return exit_codes.FINDINGS if found.causes else exit_codes.OK

@@ -38,10 +38,11 @@ class EstimateRequest:
     `dataclasses.replace`.
 
     The program is a ``script``, or (``module``) a module of that name, with its ``arguments``; ""
-    for a function. It is stopped after ``steps`` optimizer steps. ``gpu`` names entries of the
-    catalogue (``"2xa100-40gb"``), ``compute`` what is computed (``"auto"``, ``"shapes"``,
-    ``"real"``), ``conf`` the allocator's settings in place of ``PYTORCH_CUDA_ALLOC_CONF``,
-    ``assume`` values for lines that read unknown ones (``FILE:LINE=VALUE``).
+    for a function. It is stopped after ``steps`` optimizer steps, or ``max_seconds`` if not 0.
+    ``gpu`` names entries of the catalogue (``"2xa100-40gb"``), ``compute`` what is computed
+    (``"auto"``, ``"shapes"``, ``"real"``), ``conf`` the allocator's settings in place of
+    ``PYTORCH_CUDA_ALLOC_CONF``, ``assume`` values for lines that read unknown ones
+    (``FILE:LINE=VALUE``).
 
     ``rank`` of ``ranks`` processes, from 0; several of them, or `DISTINCT`. ``link``: what connects
     them (`gpuprobe.model.plans.links`), with ``per_node`` on each node, 0 for the number of GPUs.
@@ -62,6 +63,7 @@ class EstimateRequest:
     module: bool = False
     gpu: str = DEFAULT_GPU
     steps: int = 3
+    max_seconds: float = 0.0
     compute: str = "auto"
     conf: str | None = None
     assume: tuple[str, ...] = ()

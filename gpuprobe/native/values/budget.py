@@ -172,6 +172,9 @@ def operations_of(func: OpOverload, args: Args, kwargs: Kwargs, result: object) 
     """Floating-point operations of an operator, from the shapes of its arguments and its result."""
     formula = flop_formulas().get(getattr(func, "_overloadpacket", None))
     if formula is not None:
+        if func._overloadname.startswith("dtype"):
+            # addmm(…, out_dtype): by its place the formulas take it for the result's shape.
+            args = tuple(one for one in args if not isinstance(one, torch.dtype))
         # Formulas of torch assert what they cover: attention whose heads share keys, they do not.
         with contextlib.suppress(AssertionError):
             return float(formula(*args, **kwargs, out_val=result))
