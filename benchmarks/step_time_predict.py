@@ -183,6 +183,10 @@ def key_of(job: Job) -> str:
     return hashlib.sha256(code + "\0".join(words).encode()).hexdigest()[:16]
 
 
+_RECORDED = (0, 1)
+"""Exit codes of an estimate: what does not fit, for its cached memory, was recorded anyway."""
+
+
 def record_all(orders: Sequence[Mapping[str, Any]]) -> None:
     """Record each order in a forked process: torch is imported once, after the simulated GPU."""
     from gpuprobe.api.simulated_gpu import load_gpu
@@ -204,11 +208,11 @@ def record_all(orders: Sequence[Mapping[str, Any]]) -> None:
             finally:
                 os._exit(code)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        if not code:
+        if code in _RECORDED:
             Path(order["path"]).with_suffix(".json").write_text(json.dumps(order["what"]))
         print(
             f"{number} of {len(orders)}, {time.time() - started:.0f} s"
-            + (f": FAILED {order['words']}" if code else ""),
+            + ("" if code in _RECORDED else f": FAILED {order['words']}"),
             flush=True,
         )
 

@@ -175,6 +175,8 @@ def traffic() -> Iterator[Call]:
         yield partial(aten.add, x, y)
         yield partial(aten.mul, x, y)
         yield partial(aten.gelu_backward, x, y)
+        yield partial(aten.add, x, w)  # single elements, as the next one
+        yield partial(aten._to_copy, x, dtype=half() if dtype is torch.float32 else torch.float32)
         yield partial(aten._softmax, x, -1, False)
         yield partial(aten._log_softmax, x.view(-1, 8 * WIDTH), -1, False)
         yield partial(aten.native_dropout, x, 0.1, True)

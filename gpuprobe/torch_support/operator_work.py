@@ -216,7 +216,7 @@ def _is_scattered(name: str, given: _Arguments, tensors: Sequence[torch.Tensor])
     aten/src/ATen/native/cuda/CUDALoops.cuh); `cat` computes where each element goes, unless whole
     tensors follow one another.
     """
-    # A mask is read as it is, beside any type.
+    # A mask is read as it is, whatever the type of the values.
     types = {t.dtype for t in tensors if t.dtype is not torch.bool}
     if name == "cat":
         in_order = given["dim"] == 0

@@ -257,6 +257,9 @@ def test_the_script_measures_what_prices_read(
     assert {work.dtype for work in works if work.kind is WorkKind.MATMUL} == {
         "bfloat16", "float32", "tf32",
     }  # fmt: skip
+    assert {work.variant for work in works if work.kind is WorkKind.ELEMENTS} == {
+        "", "pointwise", "scattered",
+    }  # fmt: skip
     monkeypatch.setenv(own.ENVIRONMENT, str(path))
     corrected = prices("h200-141gb")
     assert isinstance(corrected, Prices)
