@@ -156,7 +156,11 @@ def attentions() -> Iterator[Call]:
         inputs = [random(*shape, dtype=half()).requires_grad_() for _ in range(3)]
         for causal in (True, False):
             forward = partial(attention, backend, inputs, causal)
-            out = forward()
+            try:
+                out = forward()
+            except RuntimeError as error:  # torch has no such kernel for this GPU
+                print(f"not measured: {backend.name}, {shape}: {error}", file=sys.stderr)
+                continue
             yield forward
             yield partial(torch.autograd.grad, out, inputs, torch.randn_like(out), True)
 
