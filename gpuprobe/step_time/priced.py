@@ -22,7 +22,7 @@ _FASTER: Final = 0.05
 _SLOWER: Final = 0.08
 """How much else a program differs, beyond its kernels' prices: its data, the machine, an allocator
 that is short of memory. By the spread of the training steps on A100 40 GB to which the share of the
-speed under load was fitted (docs/verification/step-time-truths.md): most are within 5%, some are
+speed under load was fitted (docs/verification/step-time.md): most are within 5%, some are
 slower."""
 PEERS: Final = frozenset(("Send", "Recv"))
 _ALLOCATION: Final = (20e-6, 200e-6, 1e-3)
