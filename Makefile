@@ -27,7 +27,7 @@ help:
 	@echo "make dist       the sdist and the wheel, checked, and the wheel tried without a compiler"
 	@echo "make mutants    how many small faults the tests notice, on a sample (an hour)"
 	@echo "make test-gpu   only the tests that need a CUDA device"
-	@echo "make bench-gpu  measure on the GPU of this machine: truth files, overheads (8 minutes)"
+	@echo "make bench-gpu  measure on the GPU of this machine: truth files, overheads, speeds (13 minutes)"
 	@echo "make properties the property tests, on new random examples"
 	@echo "make docs       the generated parts of the documentation, and the outputs that it shows"
 	@echo "make docs-images  its pictures, those that are out of date"
@@ -129,7 +129,8 @@ mutants: $(STAMP_DEV)
 bench-gpu:
 	PYTHONPATH=. $(PY) benchmarks/gpu/record_truth.py; truth=$$?; \
 	PYTHONPATH=. $(PY) benchmarks/gpu/overhead.py; cost=$$?; \
-	test $$truth -eq 0 && test $$cost -eq 0
+	PYTHONPATH=. $(PY) benchmarks/gpu/calibrate.py; speed=$$?; \
+	test $$truth -eq 0 && test $$cost -eq 0 && test $$speed -eq 0
 
 # `make test` draws the same examples each time; these are new ones in each run.
 properties: $(STAMP_DEV)

@@ -145,16 +145,23 @@ def job_of(row: Mapping[str, Any], programs: Mapping[str, Any]) -> Job | str:
         sizes.update(kind=kind, mlp=program["mlp"])
         sizes["forward"] = row["class"].startswith("inference")
         return Job("transformers_models", options_of(sizes), 1, "1,1")
+    if source == "qwen":
+        sizes.update(mlp=program["mlp"], embeddings=row["embeddings"])
+        return Job("qwen_lora", options_of(sizes), 1, "1,1,2")
     if source == "modded-nanogpt":
-        if any(word in row["note"] for word in ("Shortcuts", "CastBf16", "UNet")):
-            return "skip connections: not built"
-        sizes["modern"] = row["program"] != "modded-124m-rotary"
-        sizes["untied"] = row["program"] == "modded-124m-untied"
-        sizes["divided"] = "every rank" not in row["note"]
-        # torch 2.5 selects cuDNN on H100, 2.4 FlashAttention-2.
-        sizes["attention"] = "cudnn" if "torch 2.5" in row["note"] else "flash"
-        return Job("modded_nanogpt", options_of(sizes), row["gpus"], "1,1")
+        return modded(row, sizes)
     return "not built"
+
+
+def modded(row: Mapping[str, Any], sizes: dict[str, Any]) -> Job | str:
+    if any(word in row["note"] for word in ("Shortcuts", "CastBf16", "UNet")):
+        return "skip connections: not built"
+    sizes["modern"] = row["program"] != "modded-124m-rotary"
+    sizes["untied"] = row["program"] == "modded-124m-untied"
+    sizes["divided"] = "every rank" not in row["note"]
+    # torch 2.5 selects cuDNN on H100, 2.4 FlashAttention-2.
+    sizes["attention"] = "cudnn" if "torch 2.5" in row["note"] else "flash"
+    return Job("modded_nanogpt", options_of(sizes), row["gpus"], "1,1")
 
 
 def recorded(cache: Path) -> dict[tuple[str, str], tuple[Path, int]]:
@@ -174,6 +181,10 @@ def key_of(job: Job) -> str:
     code = (PROGRAMS / f"{job.program}.py").read_bytes()
     words = [*job.options, str(job.ranks), job.accumulation]
     return hashlib.sha256(code + "\0".join(words).encode()).hexdigest()[:16]
+
+
+_RECORDED = (0, 1)
+"""Exit codes of an estimate: what does not fit, for its cached memory, was recorded anyway."""
 
 
 def record_all(orders: Sequence[Mapping[str, Any]]) -> None:
@@ -197,11 +208,11 @@ def record_all(orders: Sequence[Mapping[str, Any]]) -> None:
             finally:
                 os._exit(code)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        if not code:
+        if code in _RECORDED:
             Path(order["path"]).with_suffix(".json").write_text(json.dumps(order["what"]))
         print(
             f"{number} of {len(orders)}, {time.time() - started:.0f} s"
-            + (f": FAILED {order['words']}" if code else ""),
+            + ("" if code in _RECORDED else f": FAILED {order['words']}"),
             flush=True,
         )
 

@@ -10,6 +10,7 @@ from typing import Final
 
 from gpuprobe.model.run.work import Action, StepWork, Work, WorkKind
 from gpuprobe.model.values import Unavailable
+from gpuprobe.step_time import traffic
 from gpuprobe.step_time.price import Price
 from gpuprobe.step_time.prices import Prices
 from gpuprobe.step_time.replay import ON_GPU, Costs, Task, tasks_of
@@ -17,14 +18,11 @@ from gpuprobe.step_time.replay import ON_GPU, Costs, Task, tasks_of
 MOST_LEFT_OUT: Final = 0.05
 """Of the bytes of a step, or of its floating-point operations, without a price: with more there is
 no prediction."""
-_INDEPENDENT: Final = 0.5
-"""Of the uncertainty of the prices: what differs by kind of call, and so partly cancels out. The
-rest, such as the GPU's clock, is common to all."""
 _FASTER: Final = 0.05
 _SLOWER: Final = 0.08
 """How much else a program differs, beyond its kernels' prices: its data, the machine, an allocator
 that is short of memory. By the spread of the training steps on A100 40 GB to which the share of the
-speed under load was fitted (docs/verification/step-time-truths.md): most are within 5%, some are
+speed under load was fitted (docs/verification/step-time.md): most are within 5%, some are
 slower."""
 PEERS: Final = frozenset(("Send", "Recv"))
 _ALLOCATION: Final = (20e-6, 200e-6, 1e-3)
@@ -184,27 +182,42 @@ def _peer_work(task: Task, first: Task) -> Work | None:
 
 
 def spread(step: PricedStep) -> tuple[float, float]:
-    """The factors by which all prices are lower and higher together."""
-    total = low = high = 0.0
-    by_kind: dict[Work, list[float]] = {}
+    """The factors by which all prices are lower and higher together: those of a family are off
+    together, families are independent.
+    """
+    total = 0.0
+    families: dict[tuple[str, str], list[float]] = {}
     for task, price in zip(step.tasks, step.prices, strict=True):
         if price is None or task.work is None:
             continue
         total += price.expected
-        below, above = price.expected - price.low, price.high - price.expected
-        low, high = low + below, high + above
-        sums = by_kind.setdefault(task.work, [0.0, 0.0])
-        sums[0] += below
-        sums[1] += above
+        sums = families.setdefault(_family(task.work), [0.0, 0.0])
+        sums[0] += price.expected - price.low
+        sums[1] += price.high - price.expected
     if not total:
         return 1.0, 1.0
-    free = [math.sqrt(sum(sums[side] ** 2 for sums in by_kind.values())) for side in (0, 1)]
-    common = 1 - _INDEPENDENT
-    below, above = (
-        (common * sums + _INDEPENDENT * each) / total
-        for sums, each in zip((low, high), free, strict=True)
-    )
+    below, above = (math.hypot(*side) / total for side in zip(*families.values(), strict=True))
     return 1 - math.hypot(below, _FASTER), 1 + math.hypot(above, _SLOWER)
+
+
+def _family(work: Work) -> tuple[str, str]:
+    """Calls whose prices are off for the same reason: the clock of the multiplications, how well a
+    kind of kernel uses the memory, a link.
+    """
+    if work.kind in _MULTIPLYING:
+        return "", ""
+    return work.kind.value, traffic.family(work)
+
+
+_MULTIPLYING: Final = frozenset(
+    (
+        WorkKind.MATMUL,
+        WorkKind.ATTENTION,
+        WorkKind.ATTENTION_BACKWARD,
+        WorkKind.CONVOLUTION,
+        WorkKind.CONVOLUTION_BACKWARD,
+    )
+)
 
 
 def costs(step: PricedStep, prices: Prices, factor: float = 1.0, which: int = 1) -> Costs:

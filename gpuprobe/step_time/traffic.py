@@ -31,7 +31,10 @@ _REACH: Final = {
     WorkKind.INDEXED: _Reach(0.5, Factors(0.55, 2.0)),
     WorkKind.COMPILED: _Reach(0.8, Factors(0.85, 1.4)),
 }
+_SCATTERED: Final = "scattered"
 _FAMILIES: Final = (
+    ("pointwise", _Reach(0.85, Factors(0.92, 1.12))),
+    (_SCATTERED, _Reach(0.85, Factors(0.85, 1.35))),
     ("softmax", _Reach(0.62, Factors(0.7, 1.4))),
     ("norm_backward", _Reach(0.38, Factors(0.7, 1.6))),
     ("layer_norm", _Reach(0.56, Factors(0.65, 1.5))),
@@ -40,19 +43,25 @@ _FAMILIES: Final = (
     ("batch_norm", _Reach(0.5, Factors(0.6, 1.8))),
     ("dropout", _Reach(0.7, Factors(0.8, 1.4))),
 )
-"""Elementwise calls by a part of the operator's name. They read what they need twice, or reduce
-columns; each byte counts once here. Pointwise, softmax and layer normalisation forward: NeuSight's
-kernels on A100, V100 and T4 (github.com/sitar-lab/NeuSight, scripts/asplos/data/dataset/train,
-MIT). Backward of normalisations: Liger-Kernel's benchmark/data/all_benchmark_data.csv, layer_norm
-of torch on H100. Group and batch normalisation, dropout: estimated."""
+"""Elementwise calls by their variant, or a part of the operator's name. They read what they need
+twice, or reduce columns; each byte counts once here. Pointwise, softmax and layer normalisation
+forward: NeuSight's kernels on A100, V100 and T4 (github.com/sitar-lab/NeuSight, scripts/asplos/
+data/dataset/train, MIT); the range of pointwise ones: those in ``test`` there, with L4. Backward of
+normalisations: Liger-Kernel's benchmark/data/all_benchmark_data.csv, layer_norm of torch on H100.
+Group and batch normalisation, dropout: estimated."""
 _SHORT: Final = 1024
+_LONG: Final = "long softmax"
 _LONG_SOFTMAX: Final = _Reach(0.4, Factors(0.8, 1.3))
 """Of longer rows, which torch's kernel reads three times: cross-entropy of torch on A100 with
 32,768 to 131,072 columns, forward, in Liger-Kernel's table."""
-_BY_PROCESSORS: Final = frozenset(reach for _, reach in _FAMILIES)
+_BY_PROCESSORS: Final = frozenset(reach for _, reach in _FAMILIES[2:])
 _A100: Final = 108 * 1.41e9 / 2039e9
 """Cycles of all processors for each byte, there. These families are bound by instructions as much
 as by bytes: where the bandwidth grew more than the processors, their share falls. A model."""
+_ELEMENTS: Final = 1.3
+"""Of a pointwise kernel that accesses single elements, for each cycle of a processor: bound by
+instructions, not bytes. megatron_swiglu and llama4_rope of torch in bfloat16 on H100, in
+Liger-Kernel's table, 1.0 to 1.4; not fitted to: rms_norm and rope on A100 there, 1.2 and 1.3."""
 _HALF: Final = ("float16", "bfloat16")
 _MORE_ELEMENTS: Final = Factors(1.0, 1.5)
 """They were measured in float32: as many bytes of half precision are twice the instructions."""
@@ -78,20 +87,32 @@ def price(work: Work, speeds: Speeds, kernels: int) -> Priced:
     moved = (work.read + work.written) / (share * speeds.bandwidth)
     moved /= cached(work.read + work.written, speeds.l2)
     factors = reach.factors
+    if work.variant == _SCATTERED and work.sizes:
+        moved = max(moved, work.sizes[0] / (_ELEMENTS * speeds.processor_rate))
     if reach in _BY_PROCESSORS and work.dtype in _HALF:
         factors = factors.wider(_MORE_ELEMENTS)
     line = f"memory bandwidth: {speeds.source}; share reached: kernels of NeuSight and Liger-Kernel"
     return _with_kernels(moved, factors, kernels, line, _source(speeds))
 
 
+def family(work: Work) -> str:
+    """Which kernels are alike: a variant, a part of the operator's name, "long softmax", or "" for
+    others.
+    """
+    if work.kind is not WorkKind.ELEMENTS:
+        return ""
+    if work.variant:
+        return work.variant
+    if "softmax" in work.operator and work.sizes and work.sizes[0] > _SHORT:
+        return _LONG
+    return next((name for name, _ in _FAMILIES if name in work.operator), "")
+
+
 def _reach(work: Work) -> _Reach:
-    if work.kind is WorkKind.ELEMENTS:
-        if "softmax" in work.operator and work.sizes and work.sizes[0] > _SHORT:
-            return _LONG_SOFTMAX
-        for name, reach in _FAMILIES:
-            if name in work.operator:
-                return reach
-    return _REACH[work.kind]
+    name = family(work)
+    if name == _LONG:
+        return _LONG_SOFTMAX
+    return dict(_FAMILIES).get(name, _REACH[work.kind])
 
 
 def cached(size: int, l2: int) -> float:

@@ -196,7 +196,44 @@ def _work(
         return special(operator, given, results, read, written)
     kind = WorkKind.INDEXED if name in _INDEXED else WorkKind.ELEMENTS
     sizes = (_row(given),) if "softmax" in name else ()
-    return Work(operator, kind, _dtype(tensors, results), sizes, read=read, written=written)
+    variant = ""
+    if kind is WorkKind.ELEMENTS and (torch.Tag.pointwise in op.tags or name in _COPIES):
+        scattered = _is_scattered(name, given, [t for t in (*tensors, *results) if t.dim()])
+        variant = "scattered" if scattered else "pointwise"
+        sizes = (max(map(torch.numel, results)),) if scattered and results else ()
+    return Work(
+        operator, kind, _dtype(tensors, results), sizes, variant, read=read, written=written
+    )
+
+
+_COPIES: Final = frozenset(("copy_", "_to_copy", "clone", "cat"))
+"""Pointwise operators that torch does not tag as such."""
+
+
+def _is_scattered(name: str, given: _Arguments, tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether a pointwise kernel accesses single elements: torch's vectorised one needs tensors of
+    one type in one order of memory (TensorIterator: no broadcast, stride or conversion;
+    aten/src/ATen/native/cuda/CUDALoops.cuh); `cat` computes where each element goes, unless whole
+    tensors follow one another.
+    """
+    # A mask is read as it is, whatever the type of the values.
+    types = {t.dtype for t in tensors if t.dtype is not torch.bool}
+    if name == "cat":
+        in_order = given["dim"] == 0
+    else:
+        in_order = len({(t.shape, t.stride()) for t in tensors}) <= 1
+    return len(types) > 1 or not in_order or not all(map(_fills_memory, tensors))
+
+
+def _fills_memory(tensor: torch.Tensor) -> bool:
+    """Whether its elements, in some order of the dimensions, are without gaps."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
 
 
 def _row(given: _Arguments) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,8 @@ from gpuprobe.model.run.launches import LaunchKind, rows_of
 from gpuprobe.model.run.session import Step
 from gpuprobe.model.run.work import Action, StepWork, Work, WorkKind
 from gpuprobe.model.values import Unavailable
+from gpuprobe.step_time.price import Price
+from gpuprobe.step_time.prices import Prices, prices
 from gpuprobe.step_time.replay import Task, tasks_of
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.simulated]
@@ -25,6 +29,17 @@ def recorded(path: Path, step: Callable[[], object], steps: int = 3) -> list[Ste
                 step()
     (rank,) = gpuprobe.load(path / "run.gpuprobe").ranks
     return list(rank.steps)
+
+
+def watch_operators() -> Any:
+    """The script's: the work of the operators that run inside."""
+    folder = str(Path(__file__).resolve().parents[2] / "benchmarks" / "gpu")
+    sys.path.insert(0, folder)
+    try:
+        from calibrate import Watch
+    finally:
+        sys.path.remove(folder)
+    return Watch()
 
 
 def work_of(step: Step) -> StepWork:
@@ -191,3 +206,59 @@ def test_an_internal_error_does_not_reach_a_triton_kernel(
     (rank,) = gpuprobe.load(tmp_path / "run.gpuprobe").ranks
     assert rank.end is not None
     assert any("broken on purpose" in fault for fault in rank.end.gpuprobe_faults)
+
+
+@pytest.mark.parametrize(
+    ("call", "scattered"),
+    [
+        ("x + y", False),
+        ("x.relu_()", False),
+        ("torch.where(x > 0, x, y)", False),
+        ("x.t() * y.t()", False),
+        ("torch.cat((x, y))", False),
+        ("x.clone()", False),
+        ("x + row", True),
+        ("x * wide", True),
+        ("x.float()", True),
+        ("x.t().contiguous()", True),
+        ("torch.nn.functional.silu(x.chunk(2, -1)[0])", True),
+        ("torch.cat((x, y), -1)", True),
+        ("y.copy_(wide)", True),
+    ],
+)
+def test_a_kernel_that_accesses_single_elements_is_scattered(call: str, scattered: bool) -> None:
+    with gpuprobe.virtual_gpu("a100-40gb"):
+        import torch
+
+        x, y = (torch.ones(64, 32, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+        names = {"torch": torch, "x": x, "y": y, "wide": x.float(), "row": x[0]}
+        with watch_operators() as watch:
+            eval(call, names)
+    work = watch.works[-1]
+    assert (work.variant, bool(work.sizes)) == (
+        ("scattered", True) if scattered else ("pointwise", False)
+    ), work
+
+
+def test_rotary_embeddings_take_as_long_as_measured() -> None:
+    """rope of transformers in bfloat16 on A100, forward, by tokens: milliseconds of Liger-Kernel's
+    table, to which nothing was fitted.
+    """
+    of_gpu = prices("a100-80gb")
+    assert isinstance(of_gpu, Prices)
+    with gpuprobe.virtual_gpu("a100-80gb"):
+        import torch
+
+        def rotated(x: Any, cos: Any, sin: Any) -> Any:
+            first, second = x.chunk(2, -1)
+            return x * cos + torch.cat((-second, first), -1) * sin
+
+        for tokens, measured in ((2048, 0.516), (4096, 0.995), (8192, 1.933), (16384, 3.817)):
+            cos = torch.empty(1, 1, tokens, 256, device="cuda", dtype=torch.bfloat16)
+            with watch_operators() as watch:
+                for heads in (32, 8):
+                    x = cos.new_empty(1, tokens, heads, 256).transpose(1, 2)
+                    rotated(x, cos, cos)
+            known = [of_gpu.of(work, 1) for work in watch.works]
+            expected = sum(each.expected for each in known if isinstance(each, Price))
+            assert expected * 1e3 == pytest.approx(measured, rel=0.06), tokens

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,6 +29,7 @@ from gpuprobe.model.run.work import (
 )
 from gpuprobe.model.values import Unavailable
 from gpuprobe.step_time.predict import VERSION, predict, timeline
+from gpuprobe.step_time.priced import PricedStep, priced_step, spread
 from gpuprobe.step_time.prices import Prices, prices
 from gpuprobe.step_time.replay import Costs, RankTasks, Resource, Task, TaskSpan, play, tasks_of
 
@@ -345,6 +347,29 @@ def test_the_course_of_a_step_has_all_its_work() -> None:
     assert isinstance(refused, Unavailable)
 
 
+def test_prices_of_a_family_are_off_together_and_families_are_not() -> None:
+    def uncertain(*works: Work) -> tuple[float, float]:
+        priced = priced_step(step_of([(work, 1) for work in works]), h100(), 8)
+        assert isinstance(priced, PricedStep)
+        total = sum(price.expected for price in priced.prices if price is not None)
+        low, high = spread(priced)
+        # Without what a program differs by, in seconds.
+        return (
+            total * math.sqrt((1 - low) ** 2 - 0.05**2),
+            total * math.sqrt((high - 1) ** 2 - 0.08**2),
+        )
+
+    one, other = uncertain(product(8192)), uncertain(product(4096))
+    norm = uncertain(replace(elements(1 << 30), operator="aten::native_layer_norm"))
+    for side in (0, 1):
+        together = uncertain(product(8192), product(4096))[side]
+        assert together == pytest.approx(one[side] + other[side])
+        both = uncertain(
+            product(8192), replace(elements(1 << 30), operator="aten::native_layer_norm")
+        )[side]
+        assert both == pytest.approx(math.hypot(one[side], norm[side]))
+
+
 def test_other_figures_are_another_version() -> None:
     """A baseline of another version is not compared. If this fails, and the change is meant, write
     a new line for the next `VERSION`.
@@ -358,6 +383,18 @@ def test_other_figures_are_another_version() -> None:
     softmax = Work("aten::_log_softmax", WorkKind.ELEMENTS, "float32", read=1 << 28,
                    written=1 << 28)  # fmt: skip
     works = [product(8192), product(512), attention, convolution, elements(1 << 26), softmax]
+    works += [
+        Work(
+            "aten::add",
+            WorkKind.ELEMENTS,
+            "bfloat16",
+            sizes,
+            variant,
+            read=1 << 27,
+            written=1 << 26,
+        )
+        for sizes, variant in (((), "pointwise"), ((1 << 25,), "scattered"))
+    ]
     step = step_of(
         [(work, 1) for work in works],
         [(Action.COPY, copy), (Action.COLLECTIVE, gather)],
@@ -371,4 +408,4 @@ def test_other_figures_are_another_version() -> None:
         assert isinstance(time, StepTime)
         figures.append((time.low_ns // 1000, time.expected_ns // 1000, time.high_ns // 1000))
     digest = hashlib.blake2b(repr(figures).encode(), digest_size=6).hexdigest()
-    assert (VERSION, digest) == (2, "051acba05a21")
+    assert (VERSION, digest) == (3, "ea4898a4cf16")

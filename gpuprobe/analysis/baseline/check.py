@@ -326,7 +326,7 @@ def _cautions(before: Baseline, after: Baseline, traced: bool) -> Iterable[str]:
     if "step_time" in after.metrics and _have_other_prices(before, after):
         yield (
             "step_time was not compared: the baseline's is by the prices of another version of "
-            "gpuprobe; gpuprobe baseline update renews it"
+            "gpuprobe, or by other measured kernels; gpuprobe baseline update renews it"
         )
     gone = [name for name in before.phases if name not in after.phases]
     if gone and after.phases:

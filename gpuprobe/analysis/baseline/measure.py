@@ -38,6 +38,7 @@ from gpuprobe.model.run.recording import RankRecording, Recording, TraceReader
 from gpuprobe.model.run.session import DeviceWindow, Step
 from gpuprobe.model.trace import COLUMNS, EventColumns, LiveColumns, MemoryTrace
 from gpuprobe.model.values import Bytes, Peak, Unavailable
+from gpuprobe.step_time.calibration import signature
 from gpuprobe.step_time.predict import VERSION
 from gpuprobe.step_time.recorded import job_time_of
 
@@ -111,7 +112,7 @@ def baseline_of(
             "level": site.rank.session.level,
             "torch": ".".join(torch.partition("+")[0].split(".")[:2]),
             **({"precision": precision} if precision else {}),
-            **({"prices": str(VERSION)} if "step_time" in metrics else {}),
+            **({"prices": f"{VERSION} {signature()}".strip()} if "step_time" in metrics else {}),
         },
         steps=len(steps),
         metrics=metrics,

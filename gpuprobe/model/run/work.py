@@ -58,13 +58,15 @@ class Work:
     * collective: ranks; in a job of several processes then the number of its group, which is the
       same in all of them, and the rank in it; of a send or receipt then the peer's rank, and the
       number of the batch (NCCL's group of calls) that it is in, 0 for none
-    * elementwise: of a softmax and its backward pass the length of a row
+    * elementwise: of a softmax and its backward pass the length of a row, of a scattered one the
+      elements
     * anything else: empty
 
     ``variant``: of a matrix product the layouts of both factors, "N" if the last dimension is
     contiguous, else "T", as "NT"; of attention the implementation ("flash", "efficient", "cudnn",
     "math"), followed by " causal" where it is; of a convolution "channels last", "bias", or both;
-    of a copy "h2d", "d2h", "d2d", "peer" and "pageable h2d", "pageable d2h", each followed by "
+    of a pointwise operator "pointwise", or "scattered" if its kernel accesses single elements; of a
+    copy "h2d", "d2h", "d2d", "peer" and "pageable h2d", "pageable d2h", each followed by "
     sync" if the host waits; of a collective NCCL's name of it ("AllReduce").
 
     ``dtype`` is the type that is multiplied or moved, as torch names it ("bfloat16"); "tf32" for
