@@ -89,7 +89,7 @@ class _CudaHooks:
         self._streams(patches)
         self._methods(patches)
         function = torch.autograd.Function
-        patches.set(function, "apply", self._applying(vars(function)["apply"].__func__))
+        patches.set(function, "apply", self._applying(vars(function)["apply"]))
         guarded = self._source.guarded
         follow_compiled_calls(
             patches,
@@ -239,15 +239,17 @@ class _CudaHooks:
 
         return function
 
-    def _applying(self, apply: Callable[..., Any]) -> Any:
+    def _applying(self, apply: Any) -> Any:
         """``torch.autograd.Function.apply`` creates the nodes that accumulate the gradients of its
-        leaves, though it runs without recording gradients itself.
+        leaves, though it runs without recording gradients itself. ``apply`` is the descriptor: a
+        ``classmethod``, and that of the C++ base class from torch 2.15 on, which has no
+        ``__func__``.
         """
         source = self._source
 
         @functools.wraps(apply)
         def applied(kind: Any, *args: Any, **kwargs: Any) -> Any:
-            result = apply(kind, *args, **kwargs)
+            result = apply.__get__(None, kind)(*args, **kwargs)
             if torch.is_grad_enabled():
                 source.guarded(source.machine.leaves_used, args, {}, untraced)
             return result

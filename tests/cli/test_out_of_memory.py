@@ -108,6 +108,21 @@ def test_memory_that_grew_is_the_verdict(tmp_path: Path) -> None:
     assert f"$ {lines[-1]}" in why
 
 
+def test_memory_that_grew_without_a_trace_names_the_command_that_finds_its_holder(
+    tmp_path: Path,
+) -> None:
+    script(tmp_path, LEAKS)
+    done = gpuprobe("run", "--gpu", "t4", "--compute", "shapes", "script.py", cwd=tmp_path)
+    assert done.returncode == 5
+    lines = [line.removeprefix("gpuprobe:").strip() for line in done.stderr.splitlines()]
+    assert "cause: memory grows by 512.0 MiB a step" in " ".join(lines)
+    command = "gpuprobe explain --gpu t4 script.py"
+    assert lines[lines.index("what holds the memory:") + 1] == command
+    assert lines[-1].startswith("gpuprobe estimate --gpu t4 --steps=")
+    head = gpuprobe("report", "script.gpuprobe", cwd=tmp_path).stdout.partition("\n\n")[0]
+    assert f"{command}   (searches for what holds it)" in head
+
+
 def test_an_estimate_of_memory_that_grows_names_the_line_first(tmp_path: Path) -> None:
     script(tmp_path, LEAKS)
     for steps, where in (
