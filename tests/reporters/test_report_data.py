@@ -340,7 +340,7 @@ def test_a_headline_does_not_pass_over_what_nothing_explains(
     stream = io.StringIO()
     html_report.write(report, stream)
     page = Page(stream.getvalue()).text.partition("Categories")[0]
-    assert "Biggest causes at the end of step 0" in page
+    assert "Largest parts at the end of step 0" in page
     whole = "the rest is unknown: none"
     if isinstance(rest, int):
         whole = f"{rest} B {rest / (known + rest):.1%} (all else)"
