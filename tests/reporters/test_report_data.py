@@ -42,6 +42,7 @@ from gpuprobe.model.report import (
     ShareRow,
     ShareTable,
 )
+from gpuprobe.model.run.holders import Holder, HolderRoot
 from gpuprobe.model.run.recording import LoadedTraces, RankRecording, Recording
 from gpuprobe.model.run.session import (
     BlindSpot,
@@ -597,6 +598,18 @@ class TestGrowth:
         assert report["causes"][0]["rule"] == "growth"
         assert "train.py:9" in report["causes"][0]["remedy"]
         assert "memory grows by 50 B a step" in report["head"]["cause"]
+
+    @pytest.mark.parametrize("type", ["torch.OutOfMemoryError", "ValueError"])
+    def test_the_error_that_ended_the_program_is_not_what_keeps_it(self, type: str) -> None:
+        """Only its traceback keeps the frames whose variables held the memory all along."""
+        growing = self.leak(50)
+        (rank,) = growing.ranks
+        held = Holder("kept", "list", "main", 20, 0, Bytes(400), HolderRoot.EXCEPTION, file="a.py")
+        held = replace(held, error="OutOfMemoryError", line=4)
+        ended = SessionEnd(1, ProgramError(type, "CUDA out of memory", True), holders=(held,))
+        report = checked(replace(growing, ranks=(replace(rank, end=ended),)))
+        by = ", kept by OutOfMemoryError" if type == "ValueError" else ""
+        assert f"kept (a list in main{by}, a.py:4) held 20 tensors" in report["head"]["cause"]
 
     def test_growth_without_traces_has_no_line(self) -> None:
         report = checked(self.leak(50, traced=False))
