@@ -768,7 +768,7 @@ class TestAdvice:
 
 
 @pytest.mark.parametrize(("line", "shown"), [(30, "train.py:3"), (20, "optimizer state")])
-def test_the_biggest_causes_are_categories_where_lines_hold_less_than_half(
+def test_the_largest_parts_are_categories_where_lines_hold_less_than_half(
     line: int, shown: str
 ) -> None:
     """Most of a snapshot's memory may be older than its trace, so that it has no line."""
