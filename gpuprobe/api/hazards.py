@@ -167,7 +167,7 @@ def write_hazards(
                 file.write(text.getvalue().encode("utf-8"))
     if patch is None:
         return None
-    changes = patch_of(found.findings, Path.cwd())
+    changes = patch_of([*found.races, *found.latent], Path.cwd())  # a host wait has no fix as code
     with new_file(patch, force=True) as file:
         file.write(changes.text.encode("utf-8", "surrogateescape"))
     return changes

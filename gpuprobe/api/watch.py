@@ -690,7 +690,12 @@ def summary(output: Path, width: int = 80, *, gpu: str = "") -> list[str]:
         estimate_command,
         estimate_reason,
     )
-    from gpuprobe.reporters.sections.report.head import head_of, main_cause
+    from gpuprobe.reporters.sections.report.head import (
+        explain_command,
+        grows_unheld,
+        head_of,
+        main_cause,
+    )
     from gpuprobe.reporters.terminal import Style
     from gpuprobe.reporters.text import draw
 
@@ -719,11 +724,12 @@ def summary(output: Path, width: int = 80, *, gpu: str = "") -> list[str]:
     shown = style.text(style.path(str(output)))
     lines.append(f"recording: {shown}   (gpuprobe report {shlex.quote(shown)})")
     wrapped = [line for text in lines for line in style.wrapped(text, rest="  ")]
-    command = estimate_command(report, gpu)
-    if command:  # in one line, to be copied
+    commands = []
+    if grows_unheld(report):
+        commands.append(("what holds the memory:", explain_command(report, gpu)))
+    if command := estimate_command(report, gpu):
         reason = estimate_reason(report)
-        wrapped += [
-            reason[0].lower() + reason[1:],
-            f"  {visible(command)}",
-        ]
+        commands.append((reason[0].lower() + reason[1:], command))
+    for reason, command in commands:
+        wrapped += [reason, f"  {visible(command)}"]  # in one line, to be copied
     return wrapped

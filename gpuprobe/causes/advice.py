@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
-from gpuprobe.analysis.peak.needs import Biographies, needed_at
+from gpuprobe.analysis.peak.needs import Biographies, need_of_each
 from gpuprobe.analysis.peak.peaks import HighWater, PeakSite, Share, by_category, by_line, window_of
 from gpuprobe.analysis.trace.categories import categories
 from gpuprobe.causes.live_memory import STATE, LiveMemory
@@ -20,6 +20,7 @@ from gpuprobe.errors import DataError
 from gpuprobe.model.causes import Suggestion
 from gpuprobe.model.findings import Level
 from gpuprobe.model.memory import Category
+from gpuprobe.model.needs import Need
 from gpuprobe.model.place import Place, SourceLine
 from gpuprobe.model.rules import define
 from gpuprobe.model.run.session import DeviceWindow
@@ -79,7 +80,7 @@ class AdviceFacts:
         if lives.traced:
             self.needed = True
             self.loss = _of_a_loss(lives, self.mark.event)
-            self.mark = _chosen(self.mark, needed_at(self.mark.ledger, self.mark.event))
+            self.mark = _chosen(self.mark, _needed_rows(self.mark))
         self.shares = {Category(s.key): s.bytes for s in by_category(self.mark)}
 
     @property
@@ -140,6 +141,24 @@ def for_needed(evidence: AdviceFacts) -> Suggestion | None:
 def _only(mark: HighWater, category: Category) -> HighWater:
     """The mark with the blocks of one category only."""
     return _chosen(mark, [i for i, code in enumerate(mark.category) if code == category.code])
+
+
+def _needed_rows(mark: HighWater) -> list[int]:
+    """The blocks of the mark that are needed then, as far as is known. Not activations of an
+    earlier step that the recording ends with: this step's forward pass did not make them, as in a
+    list of losses with their graphs that fills the GPU. Only if uses were traced.
+    """
+    needs = need_of_each(mark.ledger, mark.event)
+    if isinstance(needs, Unavailable):
+        raise ValueError(needs.reason)
+    return [
+        at
+        for at, (need, code, before) in enumerate(
+            zip(needs, mark.category, mark.is_baseline, strict=True)
+        )
+        if not need.needless
+        and not (before and need is Need.OPEN and code == Category.ACTIVATION.code)
+    ]
 
 
 def _chosen(mark: HighWater, rows: Sequence[int]) -> HighWater:

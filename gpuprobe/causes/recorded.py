@@ -427,8 +427,7 @@ def growth_cause(
     grown = _leaked(site, leak) if growth is None else _grown(site, growth)
     if grown is None:
         return
-    end = site.rank.end
-    kept = None if end is None else keeper(end.holders, grown.steps, grown.bytes)
+    kept = _keeper(site, grown)
     sentence = grown.sentence
     code = ""
     if grown.of_state:
@@ -455,6 +454,18 @@ def growth_cause(
         made_at=grown.line or NoPlace.UNKNOWN,
         holder=kept,
     )
+
+
+def _keeper(site: PeakSite, grown: _Grown) -> Holder | None:
+    """What holds what has grown, as far as the recording knows. If the program ended with an error,
+    the frames of its traceback are those that ran: their variables held it before that error did.
+    """
+    end = site.rank.end
+    kept = None if end is None else keeper(end.holders, grown.steps, grown.bytes)
+    if kept is None or end is None or end.error is None or kept.root is not HolderRoot.EXCEPTION:
+        return kept
+    ended_by = end.error.type.rpartition(".")[2] == kept.error.rpartition(".")[2]
+    return replace(kept, root=HolderRoot.LOCAL) if ended_by else kept
 
 
 def _grown(site: PeakSite, growth: Growth) -> _Grown:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,9 +14,12 @@ from gpuprobe.analysis.peak.needs import Biographies, needs_at
 from gpuprobe.analysis.peak.peaks import high_water
 from gpuprobe.analysis.trace.ledger import ledger_of
 from gpuprobe.model.memory import TraceAction
-from gpuprobe.model.needs import Need, NeedTable
+from gpuprobe.model.needs import Need, NeedLine, NeedRow, NeedTable
+from gpuprobe.model.place import Place
 from gpuprobe.model.trace import USE_COLUMNS, MemoryTrace, UsedLater
 from gpuprobe.model.values import Unavailable
+from gpuprobe.reporters.sections.parts import Line
+from gpuprobe.reporters.sections.report.needs import needs_parts
 
 ALLOC, FREE, DONE = (
     TraceAction.ALLOC.code,
@@ -277,3 +281,14 @@ def test_what_needs_memory_later_is_named() -> None:
     (row,) = [row for row in table.rows if row.need == Need.LATER.value]
     lines = {line.bytes: line.later_step for line in row.lines}
     assert lines == {512: False, 256: True}
+
+
+@pytest.mark.parametrize(
+    ("need", "use"), [(Need.NOT_YET, "will be last used by"), (Need.NEVER_AGAIN, "last used by")]
+)
+def test_the_last_use_of_memory_that_is_not_used_yet_is_to_come(need: Need, use: str) -> None:
+    made, last = Place("a.py", 3), Place("a.py", 5)
+    line = NeedLine(made, 512, 1, "activation", last, "mm", "optimizer")
+    table = NeedTable(0, 512, (NeedRow(need.value, 512, 1, (line,), 0),), 512)
+    texts = [part.text for part in needs_parts(table, needed=True) if isinstance(part, Line)]
+    assert texts == [f"512 B {need.label}: activation from a.py:3; {use} mm at a.py:5 (optimizer)"]

@@ -117,6 +117,9 @@ def test_the_worst_rank_differs_by_a_line() -> None:
     assert [(str(d.key), d.bytes) for d in memory.lines] == [("data.py:7 in forward", 30 * MIB)]
     shown = rendered(recording)
     assert "rank 1 peaks highest: 111.0 MiB on cuda:0 of node1 in step 0, 30.0 MiB more" in shown
+    assert "more than rank 0, the median" in " ".join(shown.split())
+    two = " ".join(rendered(joined(rank(0, MIB), rank(1, 31 * MIB))).split())
+    assert "30.0 MiB more than rank 0 +30.0 MiB" in two  # which is no median
     assert "+30.0 MiB line data.py:7 in forward at the peak" in shown
 
 

@@ -108,6 +108,46 @@ def test_memory_that_grew_is_the_verdict(tmp_path: Path) -> None:
     assert f"$ {lines[-1]}" in why
 
 
+KEEPS_GRAPHS = """\
+import torch
+layers = [layer for _ in range(4) for layer in (torch.nn.Linear(4096, 4096), torch.nn.GELU())]
+model = torch.nn.Sequential(*layers).cuda()
+optimizer = torch.optim.SGD(model.parameters())
+history = []
+for step in range(60):
+    batch = torch.ones(8192, 4096, device="cuda")
+    model(batch).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    history.append(model(batch).square().mean())
+"""
+
+
+def test_activations_of_earlier_steps_are_no_reason_for_checkpointing(tmp_path: Path) -> None:
+    script(tmp_path, KEEPS_GRAPHS)
+    options = ["--gpu", "t4", "--compute", "shapes", "--level", "trace"]
+    assert gpuprobe("run", *options, "script.py", cwd=tmp_path).returncode == 5
+    shown = " ".join(gpuprobe("report", "script.gpuprobe", cwd=tmp_path).stdout.split())
+    assert "history (a list of " in shown
+    needed = re.search(r"because activations are ([\d.]+) (MiB|GiB) of the peak", shown)
+    assert needed is None or needed[2] == "MiB" or float(needed[1]) < 2, needed
+
+
+def test_memory_that_grew_without_a_trace_names_the_command_that_finds_its_holder(
+    tmp_path: Path,
+) -> None:
+    script(tmp_path, LEAKS)
+    done = gpuprobe("run", "--gpu", "t4", "--compute", "shapes", "script.py", cwd=tmp_path)
+    assert done.returncode == 5
+    lines = [line.removeprefix("gpuprobe:").strip() for line in done.stderr.splitlines()]
+    assert "cause: memory grows by 512.0 MiB a step" in " ".join(lines)
+    command = "gpuprobe explain --gpu t4 script.py"
+    assert lines[lines.index("what holds the memory:") + 1] == command
+    assert lines[-1].startswith("gpuprobe estimate --gpu t4 --steps=")
+    head = gpuprobe("report", "script.gpuprobe", cwd=tmp_path).stdout.partition("\n\n")[0]
+    assert f"{command}   (searches for what holds it)" in head
+
+
 def test_an_estimate_of_memory_that_grows_names_the_line_first(tmp_path: Path) -> None:
     script(tmp_path, LEAKS)
     for steps, where in (

@@ -148,9 +148,6 @@ SKIPPED = {
         "-- vllm serve ./llama-3.1-8b",
         "it needs vLLM and a build of torch with CUDA",
     ),
-    ("docs/how-to/install.md", "make demo", "run by test_make_demo"),
-    ("docs/how-to/install.md", "source .venv/bin/activate", "run by test_make_demo"),
-    ("docs/how-to/install.md", "gpuprobe report demo.gpuprobe", "run by test_make_demo"),
     ("docs/tutorial/first-recording.md", "pip install '.[torch]'", "it installs packages"),
 }
 

@@ -45,6 +45,7 @@ def test_in_a_container_the_fix_is_the_containers(machine: Machine) -> None:
     found = only("GP101", machine.but(inventory=gone, in_container=True))
     assert found.fix is not None
     assert "--gpus all" in found.fix.code
+    assert "Without an NVIDIA GPU in the host, there is nothing to fix." in found.fix.text
     assert dict(found.evidence)["inside a container"] == "yes"
 
 

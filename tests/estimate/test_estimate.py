@@ -312,6 +312,17 @@ def test_a_script_that_fails(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assumed = f"{script}:3: a whole number that was not computed is assumed to be 1"
     assert assumed in json.loads(done.stdout)["assumed"]
+    script.write_text(
+        "import torch\nx = torch.zeros(2**20, device='cuda')\n"
+        "y = torch.zeros(2 if float(x.sum()) > 1 else 3, device='cuda')\n"
+    )
+    done = run("--compute", "shapes", "--json", script)
+    assert done.returncode == 0, done.stderr
+    assumed = (
+        f"{script}:3: a number that was not computed is 0.7357823848724365 here, a placeholder; "
+        "what the program decides by it may differ"
+    )
+    assert assumed in json.loads(done.stdout)["assumed"]
     assert run("--gpu", "nothing", script).returncode == 2
     assert run().returncode == 2
 

@@ -361,7 +361,7 @@ a = torch.ones(1 << 20, device="cuda")
 with torch.cuda.stream(side):
     b = a * 2
 c = b + 1
-print("done")
+print("done", c[0].item())
 """
 
 
@@ -382,6 +382,8 @@ def test_all_changes_are_one_patch_that_git_applies(tmp_path: Path, outside: boo
     done = run("--hazards-patch", "fixes.patch")
     assert done.returncode == 1
     assert "2 stream hazards" in done.stderr
+    assert "race.py:7  item" in done.stderr  # the host waits there: nothing for the patch
+    assert "not in the patch" not in done.stderr
     assert "\n--- a/" in done.stderr  # a diff in the text begins its lines
     (note,) = (line for line in done.stderr.splitlines() if "git apply " in line)
     shell = note.partition("   (")[2].removesuffix(")")

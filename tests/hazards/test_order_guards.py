@@ -204,6 +204,21 @@ class _Twice(torch.autograd.Function):  # type: ignore[misc]
 
 
 @pytest.mark.simulated
+@pytest.mark.parametrize("of_base", [False, True])
+def test_the_watch_calls_apply_of_any_torch(of_base: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From torch 2.15 on, ``apply`` is the descriptor of the C++ base class."""
+    if of_base:
+        apply = vars(torch._C._FunctionBase)["apply"]
+        monkeypatch.setattr(torch.autograd.Function, "apply", apply)
+    with gpuprobe.virtual_gpu("h100-80gb"), gpuprobe.detect_hazards() as found:
+        leaf = torch.ones(4, device="cuda", requires_grad=True)
+        _Twice.apply(leaf).sum().backward()
+        assert leaf.grad is not None
+        assert leaf.grad.tolist() == [2.0] * 4
+    assert found.operations > 0
+
+
+@pytest.mark.simulated
 @pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match")
 def test_a_leafs_gradient_is_accumulated_where_a_function_took_it_first() -> None:
     """As torch 2.13 does on CUDA: the hook of a leaf sees the stream of its accumulating node."""

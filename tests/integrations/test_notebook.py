@@ -84,7 +84,7 @@ def test_a_report_is_a_page_and_a_bad_gpu_an_error(
     executed: list[nbformat.NotebookNode],
 ) -> None:
     assert shown(executed[6], "text/plain").startswith("<report of run.gpuprobe: peak ")
-    assert "Biggest causes" in shown(executed[6])
+    assert "Largest parts" in shown(executed[6])
     assert one_line(executed[7]).startswith("UsageError: unknown GPU 'none-such'\n  hint: ")
 
 

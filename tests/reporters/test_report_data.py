@@ -42,6 +42,7 @@ from gpuprobe.model.report import (
     ShareRow,
     ShareTable,
 )
+from gpuprobe.model.run.holders import Holder, HolderRoot
 from gpuprobe.model.run.recording import LoadedTraces, RankRecording, Recording
 from gpuprobe.model.run.session import (
     BlindSpot,
@@ -340,7 +341,7 @@ def test_a_headline_does_not_pass_over_what_nothing_explains(
     stream = io.StringIO()
     html_report.write(report, stream)
     page = Page(stream.getvalue()).text.partition("Categories")[0]
-    assert "Biggest causes at the end of step 0" in page
+    assert "Largest parts at the end of step 0" in page
     whole = "the rest is unknown: none"
     if isinstance(rest, int):
         whole = f"{rest} B {rest / (known + rest):.1%} (all else)"
@@ -598,6 +599,18 @@ class TestGrowth:
         assert "train.py:9" in report["causes"][0]["remedy"]
         assert "memory grows by 50 B a step" in report["head"]["cause"]
 
+    @pytest.mark.parametrize("type", ["torch.OutOfMemoryError", "ValueError"])
+    def test_the_error_that_ended_the_program_is_not_what_keeps_it(self, type: str) -> None:
+        """Only its traceback keeps the frames whose variables held the memory all along."""
+        growing = self.leak(50)
+        (rank,) = growing.ranks
+        held = Holder("kept", "list", "main", 20, 0, Bytes(400), HolderRoot.EXCEPTION, file="a.py")
+        held = replace(held, error="OutOfMemoryError", line=4)
+        ended = SessionEnd(1, ProgramError(type, "CUDA out of memory", True), holders=(held,))
+        report = checked(replace(growing, ranks=(replace(rank, end=ended),)))
+        by = ", kept by OutOfMemoryError" if type == "ValueError" else ""
+        assert f"kept (a list in main{by}, a.py:4) held 20 tensors" in report["head"]["cause"]
+
     def test_growth_without_traces_has_no_line(self) -> None:
         report = checked(self.leak(50, traced=False))
         assert report["growth"]["lines"] is None
@@ -755,7 +768,7 @@ class TestAdvice:
 
 
 @pytest.mark.parametrize(("line", "shown"), [(30, "train.py:3"), (20, "optimizer state")])
-def test_the_biggest_causes_are_categories_where_lines_hold_less_than_half(
+def test_the_largest_parts_are_categories_where_lines_hold_less_than_half(
     line: int, shown: str
 ) -> None:
     """Most of a snapshot's memory may be older than its trace, so that it has no line."""

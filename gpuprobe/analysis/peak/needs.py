@@ -274,16 +274,6 @@ def need_of_each(trace: MemoryTrace | Ledger, event: int) -> list[Need] | Unavai
     return found if isinstance(found, Unavailable) else found.needs
 
 
-def needed_at(trace: MemoryTrace | Ledger | Biographies, event: int) -> list[int]:
-    """The positions, among the blocks alive just after ``event``, of those that are needed. Only if
-    uses were traced.
-    """
-    found = _found_at(trace, event)
-    if isinstance(found, Unavailable):
-        raise ValueError(found.reason)
-    return [at for at, need in enumerate(found.needs) if not need.needless]
-
-
 def _found_at(trace: MemoryTrace | Ledger | Biographies, event: int) -> _Found | Unavailable:
     """Computed once for each event of a ledger: several parts of a report need the peak."""
     ledger = trace.ledger if isinstance(trace, Biographies) else ledger_of(trace)

@@ -472,6 +472,8 @@ def _show_hazards(args: argparse.Namespace, found: Hazards) -> None:
 
 def _show_patch(file: Path, changes: Patch) -> None:
     """Note where the patch is, how to apply it, and what it lacks."""
+    from gpuprobe.reporters.sections.parts import plural
+
     shown = os.path.relpath(file)
     if changes.folder == Path.cwd():
         command = shlex.join(["git", "apply", shown])
@@ -483,8 +485,8 @@ def _show_patch(file: Path, changes: Patch) -> None:
         stderr.note(f"patch: {shown} is empty")
     if changes.left_out:
         stderr.note(
-            f"not in the patch: {changes.left_out} findings whose fix is no change of known lines, "
-            "or of lines that another fix replaces"
+            f"not in the patch: {plural(changes.left_out, 'finding')} whose fix is no change of "
+            "known lines, or of lines that another fix replaces"
         )
 
 

@@ -176,8 +176,8 @@ class Reads:
         place = _where()[2]
         self.decided = self.decided or place
         self.notes[
-            f"{place}: {need} that was not computed is {PLACEHOLDER} here; decisions by it are not "
-            "followed"
+            f"{place}: {need} that was not computed is {PLACEHOLDER} here, a placeholder; what the "
+            "program decides by it may differ"
         ] = None
         return PLACEHOLDER
 

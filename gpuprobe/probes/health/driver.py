@@ -38,9 +38,8 @@ def driver_missing(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavai
         elif facts.in_container is True:
             fix = (
                 "If nvidia-smi works on the host, start the container with GPU access (this needs "
-            )
-            fix += (
-                "nvidia-container-toolkit on the host); otherwise install the driver on the host."
+                "nvidia-container-toolkit on the host); otherwise install the driver on the host. "
+                "Without an NVIDIA GPU in the host, there is nothing to fix."
             )
             code = "docker run --gpus all ..."
         elif "not loaded" in status.reason:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 
+from gpuprobe.causes.recorded import GROWTH
 from gpuprobe.model.causes import MemoryCause
 from gpuprobe.model.needs import Need
 from gpuprobe.model.report import AT_STEP_END, CategoryTable, Head, OutOfMemory, Report, ShareTable
@@ -183,6 +184,8 @@ def _more(report: Report) -> str:
     argv = report.session.argv
     is_script = argv and argv[0].endswith(".py") and report.session.world_size == 1
     if is_script and not _on_cpu(report):
+        if grows_unheld(report):
+            return f"{explain_command(report)}   (searches for what holds it)"
         if isinstance(report.causes, Unavailable) and report.session.level != "trace":
             gpu = recorded_gpu(report) if report.session.virtual else "GPU"
             options = [] if gpu == "GPU" else ["--gpu", gpu]
@@ -196,8 +199,20 @@ def _more(report: Report) -> str:
     return command or f"gpuprobe report -v {shlex.quote(report.recording.path)}"
 
 
-def explain_command(report: Report) -> str:
-    """The command that explains the program on the GPU it was recorded on."""
-    gpu = recorded_gpu(report)
+def grows_unheld(report: Report) -> bool:
+    """Whether the main cause is memory that grows, of which the recording knows no holder, and
+    `explain_command` can search for one.
+    """
+    cause, session = main_cause(report), report.session
+    if cause is None or cause.rule != GROWTH or cause.holder is not None or _on_cpu(report):
+        return False
+    return bool(session.argv) and session.argv[0].endswith(".py") and session.world_size == 1
+
+
+def explain_command(report: Report, gpu: str = "") -> str:
+    """The command that explains the program on the GPU it was recorded on; ``gpu`` as for
+    `estimate_command`.
+    """
+    gpu = gpu or recorded_gpu(report)
     options = [] if gpu in (_EXPLAINED_ON, "GPU") else ["--gpu", gpu]
     return shlex.join(["gpuprobe", "explain", *options, *report.session.argv])

@@ -232,7 +232,7 @@ def causes_section(report: Report) -> Section:
     """The three lines with the most memory, and the rest. Categories instead, if most of the memory
     has no known line: it was allocated before the trace, or by autograd's threads.
     """
-    title = "Biggest causes"
+    title = "Largest parts"
     tables = [
         (table, _largest_named(table))
         for table in (report.top_lines, report.categories)
@@ -253,7 +253,7 @@ def causes_section(report: Report) -> Section:
             rest = total - sum(row.bytes for row in largest)
             left = Remainder("all else", rest, None)
         shown = model.ShareTable(total, tuple(largest), left)
-        return Section(title, _shares(shown, "cause", blocks=False))  # a card is narrow
+        return Section(title, _shares(shown, "part", blocks=False))  # a card is narrow
     lines = report.top_lines
     why = lines.reason if isinstance(lines, Unavailable) else "no stack contains your code"
     return Section(title, (Line(f"unknown: {why}"),))

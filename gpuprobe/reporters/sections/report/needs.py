@@ -155,7 +155,8 @@ def _about(line: NeedLine, need: Need) -> str:
     what = f"{named(line.category)} from {named(line.key)}"
     text = f"{human_bytes(line.bytes)}{blocks} {need.label}{later}: {what}"
     if need is not Need.LATER and (line.last_use is not None or line.by):
-        text += f"; last used by {_use(line)}"
+        again = "will be " if need is Need.NOT_YET else ""
+        text += f"; {again}last used by {_use(line)}"
     return text
 
 

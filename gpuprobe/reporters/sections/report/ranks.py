@@ -244,7 +244,7 @@ def _memory(found: RankComparison, full: bool) -> list[Part]:
         f"rank {worst.rank} peaks highest: {human_bytes(worst.bytes)} on {worst.device}"
         + (f" of {worst.hostname}" if worst.hostname != typical.hostname else "")
         + (f" in step {worst.step}" if worst.step is not None else "")
-        + f", {human_bytes(more)} more than rank {typical.rank}, the median"
+        + f", {human_bytes(more)} more than rank {typical.rank}{_median(found)}"
     )
     when = {AT_PEAK: "at the peak", AT_STEP_END: "at the end of that step"}.get(memory.at or "", "")
     parts: list[Part] = [Line(text, "item")]
@@ -300,6 +300,11 @@ def _differences(memory: RankMemory, when: str) -> list[Part]:
     return found
 
 
+def _median(found: RankComparison) -> str:
+    """What the rank is that another one is compared with; "" if it is the only other one."""
+    return ", the median" if found.ranks > 2 else ""
+
+
 def _slowest(found: RankComparison, full: bool) -> list[Part]:
     spent = found.time
     if isinstance(spent, Unavailable):
@@ -312,7 +317,7 @@ def _slowest(found: RankComparison, full: bool) -> list[Part]:
         text = (
             f"rank {spent.slowest} is the one the others wait for: late in "
             f"{spent.late_steps} of {plural(steps, 'step')}, with {human_ns(per_step)} more own "
-            f"work per step than rank {spent.typical}, the median ({why})"
+            f"work per step than rank {spent.typical}{_median(found)} ({why})"
         )
         parts.append(Line(text, "item"))
     else:
