@@ -198,6 +198,42 @@ def test_other_ranks_hold_the_same(rank: int, tmp_path: Path) -> None:
     assert "all collectives" in done.stderr  # what a program prints while it is estimated
 
 
+BROADCASTS = """\
+import ctypes
+import gpuprobe
+
+with gpuprobe.virtual_gpu("t4", "real"):
+    import torch
+
+    class Id(ctypes.Structure):
+        _fields_ = [("internal", ctypes.c_char * 128)]
+
+    (path,) = {line.split()[-1] for line in open("/proc/self/maps") if "libnccl" in line}
+    nccl = ctypes.CDLL(path)
+    communicator = ctypes.c_void_p()
+    assert nccl.ncclCommInitRank(ctypes.byref(communicator), 4, Id(), 1) == 0
+    for sizes in ((2, 2, 2, 2), (2, 2, 2), (2, 1, 2, 2)):
+        parts = [torch.full((size,), rank, device="cuda") for rank, size in enumerate(sizes)]
+        nccl.ncclGroupStart()
+        for rank, part in enumerate(parts):
+            at = ctypes.c_void_p(part.data_ptr())
+            nccl.ncclBroadcast(at, at, ctypes.c_size_t(part.numel()), 4, rank, communicator, None)
+        nccl.ncclGroupEnd()
+        print([part.tolist() for part in parts])
+"""
+
+
+def test_a_broadcast_from_each_rank_gathers(tmp_path: Path) -> None:
+    """Those of one group of calls: so torch 2.15 gathers to a list of tensors."""
+    (tmp_path / "program.py").write_text(BROADCASTS, encoding="utf-8")
+    done = python("program.py", cwd=tmp_path)
+    assert done.stdout.splitlines() == [
+        "[[1, 1], [1, 1], [1, 1], [1, 1]]",
+        "[[0, 0], [1, 1], [2, 2]]",
+        "[[0, 0], [1], [2, 2], [3, 3]]",
+    ], done.stderr
+
+
 def test_a_function_is_one_rank_too(tmp_path: Path) -> None:
     text = """\
 import gpuprobe

@@ -56,7 +56,8 @@ def without_splits(patches: Patches) -> None:
         return
     c10d = dist.distributed_c10d
     if hasattr(c10d, "_get_split_source"):
-        patches.set(c10d, "_get_split_source", lambda group: None)
+        # Of the group; since torch 2.15 also of the backend.
+        patches.set(c10d, "_get_split_source", lambda *_: None)
     original = getattr(c10d, "split_group", None)
     if original is None:
         return

@@ -334,9 +334,30 @@ int FN(ncclReduce)(const void *from, void *to, size_t n, int type, int op, int r
   EXCHANGED("ncclReduce", REDUCE, type, op, root, n, from, n * width(type), to);
   return reduced("ncclReduce", s, from, root == c->rank ? to : NULL, n, type, op, c, n * width(type));
 }
+// Broadcasts of one group of calls, one from each rank and all of one size: so torch 2.15 gathers to a list of tensors.
+#define MOST_BROADCASTS 1024
+typedef struct { const communicator *c; const void *from; void *to; size_t bytes; int root; void *stream; } lone_broadcast;
+static __thread lone_broadcast broadcasts[MOST_BROADCASTS];
+static __thread int broadcast_count;
+static void gather_broadcasts(void) {
+  int first = 0;
+  while (first < broadcast_count) {
+    const lone_broadcast *own = NULL, *all = broadcasts + first;
+    int size = all->c->size, count = 0;
+    while (first + count < broadcast_count && count < size && all[count].c == all->c && all[count].root == count && all[count].bytes == all->bytes) {
+      if (count == all->c->rank) own = all + count;
+      count++;
+    }
+    if (own && count == size && own->bytes <= small && !capture_of(own->stream))
+      for (int i = 0; i < size; i++) if (all[i].to != own->to) copy_bytes(all[i].to, own->from, own->bytes);
+    first += count ? count : 1;
+  }
+  broadcast_count = 0;
+}
 int FN(ncclBroadcast)(const void *from, void *to, size_t n, int type, int root, communicator *c, void *s) {
   size_t b = n * width(type);
   EXCHANGED("ncclBroadcast", BROADCAST, type, 0, root, n, root == c->rank ? from : NULL, b, to);
+  if (depth && broadcast_count < MOST_BROADCASTS) broadcasts[broadcast_count++] = (lone_broadcast){c, from, to, b, root, s};
   return sent(c, "ncclBroadcast", s, b, root == c->rank ? from : NULL, to, b);
 }
 int FN(ncclBcast)(void *buffer, size_t n, int type, int root, communicator *c, void *s) {
@@ -384,6 +405,7 @@ int FN(ncclGroupStart)(void) { depth++; return 0; }
 int FN(ncclGroupEnd)(void) {
   if (depth > 0 && --depth) return 0;
   groups++;
+  gather_broadcasts();
   for (int i = 0; i < call_count; i++) {
     if (!calls[i].to) continue;
     const void *from = NULL;
