@@ -129,12 +129,18 @@ def install(
     if c10d.is_gloo_available():
         patches.set_all(c10d, {"ProcessGroupGloo": _alone(c10d)}, "torch.distributed")
     helper = c10d._new_process_group_helper
+    places: dict[str, tuple[int, int]] = {}
+    _placed(c10d.ProcessGroup, patches, places)
 
     @functools.wraps(helper)
     def new_group(*args: Any, **kwargs: Any) -> Any:
         if args[_RANKS_AT]:
             sent.differences.groups[tuple(args[_RANKS_AT])] = None
-        return helper(*args, **kwargs)
+        made = helper(*args, **kwargs)
+        size, rank, *_ = args
+        if isinstance(made[0], c10d.ProcessGroup) and made[0].size() != size:
+            places[made[0].group_name] = rank, size
+        return made
 
     patches.set(c10d, "_new_process_group_helper", new_group)
     objects = Objects(job.peers)
@@ -163,6 +169,20 @@ def _alone(c10d: Any) -> Any:
 
     Alone.__name__ = Alone.__qualname__ = original.__name__
     return Alone
+
+
+def _placed(kind: Any, patches: Patches, places: dict[str, tuple[int, int]]) -> None:
+    """Rank and size of the groups in ``places``, by name. Since torch 2.15 they are the backend's,
+    and gloo's is alone.
+    """
+    for which, name in enumerate(("rank", "size")):
+        original = getattr(kind, name)
+
+        def place(group: Any, which: int = which, original: Any = original) -> int:
+            known = places.get(group.group_name) if places else None
+            return original(group) if known is None else known[which]
+
+        patches.set(kind, name, functools.wraps(original)(place))
 
 
 def _end(c10d: Any, group: Any) -> None:
