@@ -27,6 +27,13 @@ SKIPPED = {
         )
     ),
     *(
+        ("docs/how-to/predict-the-time-of-a-step.md", command, "it needs a GPU")
+        for command in (
+            "python benchmarks/gpu/calibrate.py --out my-card.json",
+            "export GPUPROBE_STEP_TIMES=my-card.json",
+        )
+    ),
+    *(
         (page, command, "run by tests/docs/test_pictures.py")
         for page, command in (
             ("README.md", pictures.COMMAND),
