@@ -22,7 +22,7 @@ help:
 	@echo "make test-torch TORCH=2.6.0  the tests with another version of torch"
 	@echo "make test-python PY_VERSION=3.13  what depends on Python's version, with another one"
 	@echo "make test-pycuda  pycuda's real code against a fake driver (builds it; two minutes)"
-	@echo "make test-integrations  with the real Ray, TRL, W&B and MLflow (installs them)"
+	@echo "make test-integrations  with the real Lightning, Ray, TRL, W&B and MLflow (installs them)"
 	@echo "make sanitize   the C runtime under AddressSanitizer and UBSan, by gcc (five minutes)"
 	@echo "make dist       the sdist and the wheel, checked, and the wheel tried without a compiler"
 	@echo "make mutants    how many small faults the tests notice, on a sample (an hour)"
@@ -95,10 +95,10 @@ test-python:
 test-pycuda: $(STAMP_DEV)
 	$(PY) tests/support/pycuda_check.py .venv-pycuda
 
-# With the real Ray, TRL, W&B and MLflow, which it installs.
+# With the real Lightning, Ray, TRL, W&B and MLflow, which it installs.
 test-integrations: $(STAMP_DEV)
 	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[integrations]'
-	$(PY) -m pytest -n 0 -m "" -rs tests/integrations
+	GPUPROBE_TEST_INTEGRATIONS=1 $(PY) -m pytest -n 0 -m "" -rs tests/integrations
 
 sanitize: $(STAMP_DEV)
 	$(PY) tests/support/sanitized_runtime.py
