@@ -114,8 +114,10 @@ def test_an_invalid_limit_is_one_line(tmp_path: Path, text: str) -> None:
 def test_a_long_program_is_explained_with_its_evaluation(tmp_path: Path) -> None:
     """What training would use again is not said to be unneeded; options follow the script."""
     text = PROGRAM.replace("AFTER", "open('best.pt', 'w').write('trained')")
-    text = text.replace("optimizer.step()", "optimizer.step()\n            losses.append(loss)")
-    text = text.replace("def main():", "def main():\n    losses = []").replace("square()", "exp()")
+    text = text.replace("loss = model(batch.cuda()).square()", "out = model(batch.cuda()).exp()")
+    text = text.replace("exp().mean()", "exp()\n            loss = out.mean()")
+    text = text.replace("optimizer.step()", "optimizer.step()\n            losses.append(out)")
+    text = text.replace("def main():", "def main():\n    losses = []")
     (tmp_path / "train.py").write_text(text)
     options = ("--json", "--compute", "shapes", "--max-seconds", "60", "--gpu", "t4")
     found = json.loads(gpuprobe("explain", "train.py", *options, cwd=tmp_path).stdout)

@@ -137,7 +137,7 @@ for step in range(4):
         (BEAMS, "repeated-values", ".repeat_interleave", "are the same values 8 times"),
         (MASKED, "computed-in-whole", "scores = head", "the rest is computed and thrown away"),
         (CORNER, "resident-data", "masks =", "the rest waits on the GPU"),
-        (SMOOTHED, "one-hot", "truth = scores", "are one-hot labels"),
+        (SMOOTHED, "one-hot", "truth = scores", "are one-hot vectors"),
         (WIDE, "widened", "logits = head", "copies in a type of 4 bytes"),
     ],
     ids=["gathered", "beams", "masked", "corner", "smoothed", "wide"],
