@@ -90,20 +90,20 @@ def causes_at(
     traced = KindedTrace(lives)
 
     def at(moment: int) -> list[Diagnosed]:
-        found = list(_unneeded(traced, moment, holders, otherwise, others, failed=failed))
+        diagnosed = list(_unneeded(traced, moment, holders, otherwise, others, failed=failed))
         if not failed:
-            found += _chosen(LiveMemory(lives, moment, holders, variable), traced, found)
-        return found
+            diagnosed += _chosen(LiveMemory(lives, moment, holders, variable), traced, diagnosed)
+        return diagnosed
 
-    found = at(event)
+    diagnosed = at(event)
     known: set[int] = set()
     # What a remedy saves counts, but not what it saves of others' memory.
     saved = {
         id(one): one.group.bytes if failed else min(one.group.bytes, peak - one.without)
-        for one in found
+        for one in diagnosed
     }
     # Gradients are as large as a copy of the weights, and come back with the next step.
-    found.sort(
+    diagnosed.sort(
         key=lambda one: (
             one.answer.rule == SAVED,  # training needs it, if not at once
             _by_the_end(lives, one),
@@ -111,15 +111,15 @@ def causes_at(
             one.answer.rule == LATE_GRADIENTS,
         )
     )
-    for one in found:
+    for one in diagnosed:
         if 2 * one.group.outside(known) <= one.group.bytes:
             continue  # most of it has a better remedy
         if failed or peak - one.without >= least:
             known |= {block.row for block in one.group.blocks}
             yield one
     if not known and not failed:
-        found.sort(key=lambda one: -one.group.bytes)
-        pairs = (_with_other(one, at, peak - 2 * least) for one in found[:_MOST_FIRST])
+        diagnosed.sort(key=lambda one: -one.group.bytes)
+        pairs = (_with_other(one, at, peak - 2 * least) for one in diagnosed[:_MOST_FIRST])
         yield from islice(filter(None, pairs), 1)
 
 

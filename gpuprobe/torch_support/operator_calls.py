@@ -32,6 +32,7 @@ from gpuprobe.patching import original_of, patch, when_imported
 from gpuprobe.torch_support.callers import passed_on
 from gpuprobe.torch_support.compile_watch import skip_own_frames
 from gpuprobe.torch_support.compiled_code import TORCH
+from gpuprobe.torch_support.tensors import is_without_gaps
 from gpuprobe.user_frames import PACKAGE, outside
 
 if TYPE_CHECKING:
@@ -521,17 +522,6 @@ def _owners(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the tensor's elements are contiguous, in any order of its dimensions, each once."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1:
-            if stride != expected:
-                return False
-            expected *= size
-    return True
-
-
 def owners_below_modes() -> tuple[int, int]:
     """The result of `_owners` inside a handler, for a gradient that only the engine holds and whose
     storage Python knows: the engine counts that as an owner.
@@ -612,7 +602,7 @@ class EngineSums(threading.local):
             return False
         if first.layout is not torch.strided or second.layout is not torch.strided:
             return False
-        if _owners(first) != self._owners_alone() or not _is_dense(first):
+        if _owners(first) != self._owners_alone() or not is_without_gaps(first):
             return False
         node = torch._C._current_autograd_node()
         if _identity(node) != self._node or first.data_ptr() not in self._made:

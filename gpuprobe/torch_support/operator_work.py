@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from gpuprobe.model.run.work import Work, WorkKind
 from gpuprobe.torch_support.kernels import OVERWRITES, runs_kernel, takes_shape
-from gpuprobe.torch_support.tensors import size_of
+from gpuprobe.torch_support.tensors import is_without_gaps, size_of
 
 _Tensor: Final = torch.Tensor
 _Arguments = Mapping[str, Any]
@@ -222,18 +222,7 @@ def _is_scattered(name: str, given: _Arguments, tensors: Sequence[torch.Tensor])
         in_order = given["dim"] == 0
     else:
         in_order = len({(t.shape, t.stride()) for t in tensors}) <= 1
-    return len(types) > 1 or not in_order or not all(map(_fills_memory, tensors))
-
-
-def _fills_memory(tensor: torch.Tensor) -> bool:
-    """Whether its elements, in some order of the dimensions, are without gaps."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1:
-            if stride != expected:
-                return False
-            expected *= size
-    return True
+    return len(types) > 1 or not in_order or not all(map(is_without_gaps, tensors))
 
 
 def _row(given: _Arguments) -> int:

@@ -22,6 +22,17 @@ def is_meta(tensor: torch.Tensor) -> bool:
     return bool(_keys(tensor).raw_repr() & _WITHOUT_MEMORY)
 
 
+def is_without_gaps(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's elements are contiguous, in any order of its dimensions, each once."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
 _functorch: Any = torch._C._functorch
 _COMPRESSED: Final = {
     torch.sparse_csr: (torch.Tensor.crow_indices, torch.Tensor.col_indices),

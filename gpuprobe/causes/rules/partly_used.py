@@ -126,17 +126,22 @@ def _kept_by_views(live: LiveMemory, rows: list[int]) -> Excess:
     return _excess(live, rows, answer, Bound.OR_MORE)  # the base is there until it is cloned
 
 
-def _gradients_in_whole(live: LiveMemory, read: Sequence[int]) -> Iterator[Excess]:
-    """Gradients of tensors of which only a part was selected by indices: zeros, but for that."""
+def _selected(live: LiveMemory, read: Sequence[int]) -> list[int]:
+    """The temporaries of which all that is made is a part, selected by indices."""
     requested = live.ledger.requested
-    selected = [
+    return [
         row
         for row, products in live.products.items()
         if live.is_temporary(row)
         and 0 < read[row] <= _MOST * requested[row]
         and {live.text("made_name", one) for one in products} <= _SELECTING
-        and live.text("last_name", row) in _SELECTING
     ]
+
+
+def _gradients_in_whole(live: LiveMemory, read: Sequence[int]) -> Iterator[Excess]:
+    """Gradients of tensors of which only a part was selected by indices: zeros, but for that."""
+    requested = live.ledger.requested
+    selected = [row for row in _selected(live, read) if live.text("last_name", row) in _SELECTING]
     graded = [row for row in live.gradients(selected) if live.how(row) is Made.FILL]
     if alive := [row for row in graded if row in live.needs]:
         sizes = {requested[row] for row in alive}
@@ -152,11 +157,11 @@ def _computed_in_whole(live: LiveMemory, rows: list[int]) -> Excess:
         "of the last position only, or of the chosen ones",
     )
     # What is computed from it is smaller, too.
-    found = _excess(live, rows, answer, Bound.OR_LESS)
+    excess = _excess(live, rows, answer, Bound.OR_LESS)
     read = _read(live)
     share = max(read[row] / live.ledger.requested[row] for row in rows)
     graded = {row: int(live.size[row] * share) for row in live.gradients(rows)}
-    return replace(found, sizes={**found.sizes, **graded})
+    return replace(excess, sizes={**excess.sizes, **graded})
 
 
 def _rows_thrown_away(live: LiveMemory) -> Iterator[Excess]:
@@ -218,13 +223,7 @@ def _selected_late(live: LiveMemory, read: Sequence[int]) -> Iterator[Excess]:
     """
     requested = live.ledger.requested
     shares: dict[int, float] = {}
-    selected = [
-        row
-        for row, products in live.products.items()
-        if live.is_temporary(row)
-        and 0 < read[row] <= _MOST * requested[row]
-        and {live.text("made_name", one) for one in products} <= _SELECTING
-    ]
+    selected = _selected(live, read)
     ready = sorted(selected, reverse=True)
     for row in selected:
         shares[row] = read[row] / requested[row]

@@ -98,7 +98,7 @@ def repeated(live: LiveMemory) -> dict[int, int]:
     """By row of the trace, how many times it has each of its values."""
     inputs, names = live.column("inputs"), live.column("made_name")
     requested = live.ledger.requested
-    found: dict[int, int] = {}
+    times: dict[int, int] = {}
     for row in range(len(inputs)):
         if not names[row] or not inputs[row] or live.category(row) in STATE - {Category.BUFFER}:
             continue
@@ -108,18 +108,18 @@ def repeated(live: LiveMemory) -> dict[int, int]:
             of_source = _width_ratio(live, row, source)
             count = int(requested[row] / (inputs[row] * of_source))
             if count >= _LEAST:
-                found[row] = count * found.get(-1 if source is None else source, 1)
+                times[row] = count * times.get(-1 if source is None else source, 1)
                 continue
-        if source is None or source not in found:
+        if source is None or source not in times:
             continue
         if live.multiplied(row, source):
-            found[row] = found[source]
+            times[row] = times[source]
         elif how in (Made.COPY, Made.POINTWISE):
             alone = inputs[row] <= 1.1 * requested[source]
             whole = requested[row] >= requested[source] * _width_ratio(live, row, source) * 0.9
             if alone and (whole or how is Made.POINTWISE):
-                found[row] = found[source]
-    return found
+                times[row] = times[source]
+    return times
 
 
 def _width_ratio(live: LiveMemory, row: int, source: int | None) -> float:

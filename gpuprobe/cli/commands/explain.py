@@ -75,6 +75,6 @@ def run(args: argparse.Namespace) -> int:
     if not target.module:
         program(*target)  # raises an error for a script that does not exist, or is not Python
     subject = Subject(target.target, target.arguments, target.module, args.gpu, args.compute)
-    found = explain(subject, budget=args.max_seconds, notify=stderr.note)
-    render(found, format_of(args), sys.stdout, cwd=str(Path.cwd()), full=args.verbose)
-    return exit_codes.FINDINGS if found.causes else exit_codes.OK
+    explanation = explain(subject, budget=args.max_seconds, notify=stderr.note)
+    render(explanation, format_of(args), sys.stdout, cwd=str(Path.cwd()), full=args.verbose)
+    return exit_codes.FINDINGS if explanation.causes else exit_codes.OK

@@ -85,9 +85,9 @@ def comment(where: Discussion, report: str, subject: str) -> None:
 def _comments(where: Discussion) -> Iterator[dict[str, Any]]:
     page = 1
     while True:
-        found = _request(where, f"{where.comments}?per_page={_PAGE}&page={page}", "GET")
-        yield from found
-        if len(found) < _PAGE:
+        rows = _request(where, f"{where.comments}?per_page={_PAGE}&page={page}", "GET")
+        yield from rows
+        if len(rows) < _PAGE:
             return
         page += 1
 

@@ -300,9 +300,9 @@ def _differences(memory: RankMemory, when: str) -> list[Part]:
     return found
 
 
-def _median(found: RankComparison) -> str:
+def _median(comparison: RankComparison) -> str:
     """What the rank is that another one is compared with; "" if it is the only other one."""
-    return ", the median" if found.ranks > 2 else ""
+    return ", the median" if comparison.ranks > 2 else ""
 
 
 def _slowest(found: RankComparison, full: bool) -> list[Part]:
