@@ -136,6 +136,11 @@ def job_of(row: Mapping[str, Any], programs: Mapping[str, Any]) -> Job | str:
             return Job("resnet50", (), row["gpus"], "1,1")
         del sizes["vocabulary"]
         return Job("bert_squad", options_of(sizes), row["gpus"], "1,1")
+    if source == "deeplearningexamples":
+        del sizes["vocabulary"]
+        if row["accumulation"] == 1:
+            return Job("bert_squad", options_of(sizes), row["gpus"], "1,1")
+        return Job("bert_pretraining", options_of(sizes), row["gpus"], "1,1,2")
     if source == "neusight":
         kind = row["program"].split("-")[1].split("_")[0].replace("gpt3", "gpt2")
         if kind not in ("bert", "gpt2", "opt"):
