@@ -57,6 +57,9 @@ MATMUL = Path(matmul.__file__).with_name("matmul.json")
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLE = ROOT / "tests" / "step_time" / "held_matmuls.json"
 SAMPLED = 60
+LONG = 60e-6
+"""Seconds of products whose sums are compared with them, `FEW` of the same rows in each."""
+FEW, SUMS = 4, 40
 ATTENTION = (
     ("a100-80gb", "a100_sxm/attention/sglang/0.5.10", "flash"),
     ("l40s", "l40s/attention/vllm/0.24.0", "flash"),
@@ -164,6 +167,8 @@ class Fit:
     median: float
     p90: float
     ranges: tuple[tuple[float, float], ...]
+    single: float
+    sums: float
 
 
 def fitted(gpu: str, dtype: str, wave: float, rows: Sequence[Row]) -> Fit:
@@ -177,12 +182,15 @@ def fitted(gpu: str, dtype: str, wave: float, rows: Sequence[Row]) -> Fit:
         if (row.n, row.k) in left_out and row.m >= MIN_ROWS and min(row.n, row.k) >= MIN_COLUMNS
     ]
     errors: list[float] = []
+    by_rows: dict[int, list[tuple[float, float]]] = defaultdict(list)
     classes: list[list[float]] = [[] for _ in range(len(matmul.SIZE_CLASSES) + 1)]
     for row, base in zip(held, rooflines(gpu, dtype, wave, held), strict=True):
         seconds = predicted(codes, row, base)
         errors.append(abs(log(row.median / seconds)))
         kind = sum(seconds >= limit for limit in matmul.SIZE_CLASSES)
         classes[kind] += [each / seconds for each in row.seconds]
+        if seconds >= LONG:
+            by_rows[row.m].append((row.median, seconds))
     return Fit(
         codes,
         held,
@@ -192,7 +200,24 @@ def fitted(gpu: str, dtype: str, wave: float, rows: Sequence[Row]) -> Fit:
             (min(1.0, _quantile(each, RANGE[0])), max(1.0, _quantile(each, RANGE[1])))
             for each in classes
         ),
+        *_off_together([each for each in by_rows.values() if len(each) >= 2 * FEW]),
     )
+
+
+def _off_together(groups: Sequence[Sequence[tuple[float, float]]]) -> tuple[float, float]:
+    """Within what 8 of 10 long products are, and 8 of 10 sums of a few with the same rows."""
+    random_ = random.Random(0)
+    single = [log(one / seconds) for group in groups for one, seconds in group]
+    sums = []
+    for group in groups:
+        for _ in range(SUMS):
+            some = random_.sample(group, FEW)
+            sums.append(log(sum(one for one, _ in some) / sum(other for _, other in some)))
+    return _half_width(single), _half_width(sums)
+
+
+def _half_width(logarithms: Sequence[float]) -> float:
+    return (_quantile(logarithms, 0.9) - _quantile(logarithms, 0.1)) / 2 if logarithms else 0.0
 
 
 def attention(root: Path, gpu: str, folder: str, implementation: str) -> str:
@@ -257,7 +282,8 @@ def main() -> None:
             print(
                 f"{gpu:14} {dtype:9} wave {wave}: {len(result.held):,} held shapes, median error "
                 f"{result.median:.1%}, 90% within {result.p90:.1%}; ranges "
-                + ", ".join(f"{low:.2f}-{high:.2f}" for low, high in result.ranges),
+                + ", ".join(f"{low:.2f}-{high:.2f}" for low, high in result.ranges)
+                + f"; 80% within {result.single:.1%}, sums of {FEW} within {result.sums:.1%}",
                 flush=True,
             )
             entries.append(

@@ -88,6 +88,11 @@ User's Guide" (tensor cores are used less efficiently); github.com/karpathy/nano
 vocabulary for it. 2: the logits of 50,257 tokens in mosaicml-examples' rows of A100 40 GB, where it
 is 1.3 to 2.5; the others are estimated."""
 
+_OLD_KERNELS: Final = {"hopper": 0.63, "blackwell": 0.63}
+"""Share of the peak that the instructions of older tensor cores reach (arXiv 2402.13499, section
+IV-C, on H100): the newer ones are fed in units of 16 aligned bytes (TMA), so that such products run
+on kernels of A100."""
+
 
 @dataclass(frozen=True, slots=True)
 class Roof:
@@ -192,7 +197,7 @@ def price(work: Work, speeds: Speeds, kernels: int) -> Priced | Unavailable:
     aligned = _aligned(work.variant, m, n, k, element_bytes(name))
     if tensor_cores and aligned in _MISALIGNED:
         slower, added_range = _MISALIGNED[aligned]
-        seconds *= slower
+        seconds *= slower / _OLD_KERNELS.get(speeds.architecture, 1.0)
         factors = factors.wider(added_range)
     return Priced(factors.price(seconds, source), provenance)
 

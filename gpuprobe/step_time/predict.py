@@ -51,7 +51,7 @@ def predict(
     priced = priced_step(step, prices, per_node)
     if isinstance(priced, Unavailable):
         return priced
-    low, high = spread(priced)
+    low, high = spread(priced, prices)
     runs = [
         play(RankTasks(priced.tasks, priced.devices, costs(priced, prices, factor, which)))
         for factor, which in _cases(low, high)
@@ -69,7 +69,7 @@ def predict_together(
     priced = _priced_together(steps, prices, per_node)
     if isinstance(priced, Unavailable):
         return priced
-    factors = [spread(one) for one in priced.values()]
+    factors = [spread(one, prices) for one in priced.values()]
     low, high = min(low for low, _ in factors), max(high for _, high in factors)
     runs = []
     for factor, which in _cases(low, high):

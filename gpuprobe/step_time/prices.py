@@ -12,10 +12,10 @@ from gpuprobe.model.run.work import Work, WorkKind
 from gpuprobe.model.values import Unavailable
 from gpuprobe.step_time import attention, collective, convolution, matmul, traffic
 from gpuprobe.step_time.calibration import Calibration, Corrections, own_calibration
-from gpuprobe.step_time.price import Price, Priced, PriceSource
+from gpuprobe.step_time.price import Factors, Price, Priced, PriceSource
 from gpuprobe.step_time.speeds import Speeds, all_speeds
 
-_HOST_CALL: Final = Price(2.5e-6, 8e-6, 20e-6, PriceSource.GENERIC)
+_HOST_CALL: Final = Price(2.5e-6, 8e-6, 30e-6, PriceSource.GENERIC)
 _HOST_LAUNCH: Final = Price(1.8e-6, 2.6e-6, 5e-6, PriceSource.GENERIC)
 _HOST: Final = (
     "host: a launch takes 2.3 to 2.8 µs on the processors of arXiv 2504.11750; an eager operator "
@@ -54,6 +54,13 @@ class Prices:
     def _seconds(self, work: Work, kernels: int) -> float:
         priced = self._priced(work, kernels)
         return 0.0 if isinstance(priced, Unavailable) else priced.price.expected
+
+    def kept(self, work: Work) -> Factors:
+        """How far off the speed may be that multiplications keep under load."""
+        attention = work.kind in (WorkKind.ATTENTION, WorkKind.ATTENTION_BACKWARD)
+        low, high = self._speeds.kept if attention else self._speeds.sustained
+        middle = (low + high) / 2
+        return Factors(middle / high, middle / low)
 
     @property
     def bandwidth(self) -> float:

@@ -63,11 +63,14 @@ _ELEMENTS: Final = 1.3
 instructions, not bytes. megatron_swiglu and llama4_rope of torch in bfloat16 on H100, in
 Liger-Kernel's table, 1.0 to 1.4; not fitted to: rms_norm and rope on A100 there, 1.2 and 1.3."""
 _HALF: Final = ("float16", "bfloat16")
-_MORE_ELEMENTS: Final = Factors(1.0, 1.5)
-"""They were measured in float32: as many bytes of half precision are twice the instructions."""
-_MEMORY: Final = {"pascal": 0.74, "volta": 0.95, "turing": 0.85}
-"""Share of the bandwidth that is reached there, of that on later GPUs, by the same kernels of
-NeuSight: 0.62, 0.78 and 0.72 of the data sheet's, 0.81 on A100."""
+_MORE_ELEMENTS: Final = 1.2
+_MORE_RANGE: Final = Factors(0.83, 1.25)
+"""They were measured in float32: as many bytes of half precision are twice the instructions, which
+takes 1 to 1.5 times as long. Fitted to NVIDIA's rows of BERT on one GPU."""
+_MEMORY: Final = {"pascal": 0.74, "volta": 0.95, "turing": 0.85, "blackwell": 0.92}
+"""Share of the bandwidth that is reached there, of that on other GPUs: by the same kernels of
+NeuSight 0.62, 0.78 and 0.72 of the data sheet's, 0.81 on A100; B200 by jsd of torch in Liger-
+Kernel's table, forward, against H100 PCIe."""
 _HOST_LINK: Final = 0.88
 """Share of PCIe's rate that pinned copies reach: 55.4 of 63 GB/s on H200 (stas00/ml-engineering,
 network/README.md)."""
@@ -90,7 +93,8 @@ def price(work: Work, speeds: Speeds, kernels: int) -> Priced:
     if work.variant == _SCATTERED and work.sizes:
         moved = max(moved, work.sizes[0] / (_ELEMENTS * speeds.processor_rate))
     if reach in _BY_PROCESSORS and work.dtype in _HALF:
-        factors = factors.wider(_MORE_ELEMENTS)
+        moved *= _MORE_ELEMENTS
+        factors = factors.wider(_MORE_RANGE)
     line = f"memory bandwidth: {speeds.source}; share reached: kernels of NeuSight and Liger-Kernel"
     return _with_kernels(moved, factors, kernels, line, _source(speeds))
 
