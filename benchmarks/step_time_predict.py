@@ -131,16 +131,13 @@ def job_of(row: Mapping[str, Any], programs: Mapping[str, Any]) -> Job | str:
         sizes.update(parallel="ddp", attention="math", loss="autocast", norm="autocast")
         sizes.update({"optimizer": "fused", "no-biases": True})
         return Job("decoder", options_of(sizes), row["gpus"], "1,1")
-    if source == "lambdal":
+    if source in ("lambdal", "deeplearningexamples"):
         if program["kind"] != "encoder":
             return Job("resnet50", (), row["gpus"], "1,1")
         del sizes["vocabulary"]
-        return Job("bert_squad", options_of(sizes), row["gpus"], "1,1")
-    if source == "deeplearningexamples":
-        del sizes["vocabulary"]
-        if row["accumulation"] == 1:
-            return Job("bert_squad", options_of(sizes), row["gpus"], "1,1")
-        return Job("bert_pretraining", options_of(sizes), row["gpus"], "1,1,2")
+        pretraining = row["program"].endswith("-pretraining")
+        name, accumulation = ("bert_pretraining", "1,1,2") if pretraining else ("bert_squad", "1,1")
+        return Job(name, options_of(sizes), row["gpus"], accumulation)
     if source == "neusight":
         kind = row["program"].split("-")[1].split("_")[0].replace("gpt3", "gpt2")
         if kind not in ("bert", "gpt2", "opt"):

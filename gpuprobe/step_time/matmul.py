@@ -237,6 +237,9 @@ def _on_tensor_cores(
         line = f"{table.provenance}; scaled by peak and bandwidth: {speeds.source}"
         return seconds, factors, PriceSource.MODEL, line
     line = f"{speeds.source}; by size as in: {table.provenance}"
+    if speeds.fitted:
+        line += "; steps of training by NVIDIA agree (DeepLearningExamples, BERT)"
+        return seconds, factors.wider(_SAME_CHIP), PriceSource.MODEL, line
     return seconds, factors.wider(_GENERIC), PriceSource.GENERIC, line
 
 

@@ -103,18 +103,14 @@ def priced_step(
 
 def _of_the_slowest(tasks: Sequence[Task], prices: list[Price | None]) -> list[Price | None]:
     """The prices of kernels on the GPU that the others of the job wait for."""
-    ranks = max((task.work.sizes[0] for task in tasks if _meets(task)), default=1)
-    slower = slowest(ranks)
+    meeting = (task.work for task in tasks if task.action is Action.COLLECTIVE)
+    slower = slowest(max((work.sizes[0] for work in meeting if work and work.sizes), default=1))
     return [
         price
         if price is None or task.action is not Action.KERNEL
         else Price(price.low * slower, price.expected * slower, price.high * slower, price.source)
         for task, price in zip(tasks, prices, strict=True)
     ]
-
-
-def _meets(task: Task) -> bool:
-    return task.action is Action.COLLECTIVE and task.work is not None and bool(task.work.sizes)
 
 
 _VARIATION: Final = 0.025

@@ -169,6 +169,18 @@ def _steps_and_prices(
 _SEVERAL: Final = Unavailable("the program uses GPUs of several kinds")
 
 
+def the_gpu_of(rank: RankRecording) -> tuple[str, str] | None:
+    """The only GPU of a recording: the catalogue's name for it, and torch's; None if there is no
+    such GPU.
+    """
+    names = _recorded_gpus(rank)
+    if len(names) != 1:
+        return None
+    title = names.pop()
+    known = _named().get(title)
+    return None if known is None else (known, title)
+
+
 def _recorded_gpus(rank: RankRecording) -> set[str]:
     """The names of the GPUs of a recording, as torch reports them."""
     return set() if rank.end is None else set(rank.end.gpus)

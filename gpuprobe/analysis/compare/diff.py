@@ -14,6 +14,7 @@ from itertools import compress
 from typing import Annotated
 
 from gpuprobe.analysis.compare.matching import LineInfo, match_lines, match_modules
+from gpuprobe.analysis.compare.times import MeasuredStepTime, measured_step_time
 from gpuprobe.analysis.peak.needs import need_of_each
 from gpuprobe.analysis.peak.peaks import (
     HighWater,
@@ -109,7 +110,8 @@ class PeakDiff:
 @dataclass(frozen=True, slots=True)
 class Diff(Displayed):
     """The comparison of two recordings. ``cautions``: reasons why it is inexact. ``compiled``:
-    the results of torch.compile in each (`SessionEnd.compiled` of the first rank).
+    the results of torch.compile in each (`SessionEnd.compiled` of the first rank). ``step_time``:
+    if one was recorded on a simulated GPU and one on a GPU, the predicted and the measured time.
     """
 
     before: str  # paths
@@ -117,6 +119,7 @@ class Diff(Displayed):
     peaks: tuple[PeakDiff, ...]
     cautions: tuple[str, ...] = ()
     compiled: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    step_time: MeasuredStepTime | Unavailable | None = None
 
     def __repr__(self) -> str:
         changes = [
@@ -154,6 +157,7 @@ def diff_recordings(before: Recording, after: Recording) -> Diff:
         peaks=tuple(_peak_diff(one, two) for one, two in pairs),
         cautions=tuple(cautions),
         compiled=(_compiled(before), _compiled(after)),
+        step_time=measured_step_time(before, after),
     )
 
 

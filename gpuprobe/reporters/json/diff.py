@@ -87,13 +87,13 @@ def _moments(
 
 DOCUMENT: Final = Document(
     "gpuprobe.diff",
-    (2, 2),
+    (2, 3),
     Diff,
     "What changed between the peaks of two runs. Sizes are bytes. In each table the deltas of the "
     "rows sum to the delta of the peak or, where compared is not null, to the difference of its "
     "two moments. A minor version adds keys.",
     shapes={
-        Diff: keys("before after cautions peaks", compiled=_compiled),
+        Diff: keys("before after cautions peaks step_time", compiled=_compiled),
         DiffRow: {
             "key": "key",
             "before": _size_before,
@@ -109,7 +109,7 @@ DOCUMENT: Final = Document(
             "rows": "rows",
         },
     },
-    added={"2.1": "compiled", "2.2": "DiffRow.need"},
+    added={"2.1": "compiled", "2.2": "DiffRow.need", "2.3": "step_time"},
 )
 
 

@@ -12,8 +12,9 @@ from gpuprobe.analysis.compare.diff import (
     PeakDiff,
     rows_by_need,
 )
+from gpuprobe.analysis.compare.times import MeasuredStepTime
 from gpuprobe.analysis.repeats import change_groups
-from gpuprobe.model.text import human_bytes, human_delta
+from gpuprobe.model.text import human_bytes, human_delta, human_ns
 from gpuprobe.model.values import ReadStatus, Unavailable
 from gpuprobe.reporters.sections.parts import (
     Cell,
@@ -25,11 +26,14 @@ from gpuprobe.reporters.sections.parts import (
     Table,
     bulleted,
     change,
+    duration,
     named,
     paragraphs,
     peak_text,
+    plural,
     size,
 )
+from gpuprobe.reporters.sections.step_time import span_text
 
 _TITLES = {
     "category": "By category",
@@ -46,6 +50,7 @@ def diff_sections(diff: Diff, by: Iterable[str] = BY, top: int = 15) -> list[Sec
         Section(parts=names, name="names"),
         *peak_sections(diff, by, top),
         *compiled_section(diff, top),
+        *measured_time_section(diff),
         *caution_section(diff.cautions),
     ]
 
@@ -93,6 +98,60 @@ def compiled_section(diff: Diff, top: int = 15) -> list[Section]:
         parts.append(Line(f"{name}:", indent=0))
         parts.extend(bulleted(shown))
     return [Section("Compiled", tuple(parts), "compiled", "Compiled")]
+
+
+def measured_time_section(diff: Diff) -> list[Section]:
+    """The predicted and the measured time of a step, and where they differ."""
+    found = diff.step_time
+    if found is None:
+        return []
+    title = "Step time, predicted and measured"
+    if isinstance(found, Unavailable):
+        parts: tuple[Part, ...] = (Line(f"not predicted: {found.reason}"),)
+        return [Section(title, parts, "step-time", title)]
+    gap = found.measured_ns / found.predicted.expected_ns - 1
+    where = "in" if found.inside else "outside of"
+    lines: list[Part] = [
+        Line(f"predicted {span_text(found.predicted)}", "item"),
+        Line(
+            f"measured {human_ns(found.measured_ns)} on {found.gpu} "
+            f"(median of {plural(found.steps, 'step')}): {gap:+.0%}, {where} the range",
+            "item",
+        ),
+    ]
+    if found.data_ns:
+        waits = f"{human_ns(found.data_ns)} of a step wait for data, which is not predicted"
+        lines.append(Line(waits, "item"))
+    if not found.inside and not found.phases:
+        lines.append(Line("where they differ is unknown: no times on the GPU were recorded"))
+    if found.phases:
+        lines.append(_phase_table(found))
+    return [Section(title, tuple(lines), "step-time", title)]
+
+
+def _phase_table(found: MeasuredStepTime) -> Table:
+    columns = (
+        Column("phase", 24),
+        Column("predicted", 12, number=True),
+        Column("on the GPU", 12, number=True),
+        Column("longer by", 12, number=True),
+    )
+    rows = [
+        Row(
+            (
+                one.phase,
+                duration(one.predicted_ns),
+                duration(one.measured_ns),
+                _longer(one.measured_ns - one.predicted_ns),
+            )
+        )
+        for one in found.phases
+    ]
+    return Table("step time by phase", columns, tuple(rows))
+
+
+def _longer(ns: int) -> Cell:
+    return Cell(f"{'-' if ns < 0 else ''}{human_ns(abs(ns))}", ns)
 
 
 def caution_section(cautions: Sequence[str]) -> list[Section]:

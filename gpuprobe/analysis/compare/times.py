@@ -1,0 +1,94 @@
+"""The predicted and the measured time of a step, where a program was recorded on a simulated GPU and
+on a GPU.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Annotated
+
+from gpuprobe.analysis.time_shares import full_steps, time_shares
+from gpuprobe.model.plans.step_time import StepTime
+from gpuprobe.model.record import record
+from gpuprobe.model.run.recording import RankRecording, Recording
+from gpuprobe.model.values import Count, Nanoseconds, Unavailable
+from gpuprobe.step_time.recorded import job_time_of, step_time_of, the_gpu_of
+
+_DATA = "data"
+"""The phase in which the program waits for its DataLoader, which no prediction contains."""
+
+
+@record(frozen=True)
+class PhaseGap:
+    """A phase of the step: predicted, and measured on the GPU, between the same two marks."""
+
+    phase: str
+    predicted_ns: Nanoseconds
+    measured_ns: Nanoseconds
+
+
+@record(frozen=True)
+class MeasuredStepTime:
+    """``measured_ns``: the median of ``steps`` steps on the host. ``data_ns``: how long the host
+    waited for data in the mean step. ``phases``: what has a time on the GPU, the largest difference
+    first; empty without such times.
+    """
+
+    predicted: StepTime
+    gpu: Annotated[str, "that it was measured on, as torch names it"]
+    steps: Count
+    measured_ns: Nanoseconds
+    data_ns: Nanoseconds
+    phases: tuple[PhaseGap, ...]
+
+    @property
+    def inside(self) -> bool:
+        """Whether the measured time is in the predicted range."""
+        return self.predicted.low_ns <= self.measured_ns <= self.predicted.high_ns
+
+
+def measured_step_time(one: Recording, two: Recording) -> MeasuredStepTime | Unavailable | None:
+    """The two times, if one was recorded on a simulated GPU and the other on a GPU: None if not,
+    Unavailable if there is no prediction. Raises DataError for damaged ones.
+    """
+    sides = sorted((one, two), key=lambda side: not _simulated(side))
+    if [_simulated(side) for side in sides] != [True, False]:
+        return None
+    simulated, real = sides
+    gpu = the_gpu_of(real.ranks[0])
+    shares = time_shares(real.ranks[0].steps)
+    if gpu is None or shares is None:
+        return None
+    predicted = _predicted(simulated, gpu[0])
+    if isinstance(predicted, Unavailable):
+        return predicted
+    durations = [step.duration_ns for step in full_steps(real.ranks[0].steps)]
+    data_ns = sum(phase.ns for phase in shares.phases if phase.path == _DATA) // shares.steps
+    on_gpu = {
+        phase.path: phase.gpu_ns // shares.gpu_steps for phase in shares.phases if shares.gpu_steps
+    }
+    expected = {row.name: row.ns for row in predicted.by_phase}
+    gaps = [
+        PhaseGap(name, expected.get(name, Nanoseconds(0)), Nanoseconds(ns))
+        for name, ns in on_gpu.items()
+        if ns or name in expected
+    ]
+    gaps.sort(key=lambda gap: -abs(gap.measured_ns - gap.predicted_ns))
+    return MeasuredStepTime(
+        predicted,
+        gpu[1],
+        len(durations),
+        Nanoseconds(round(median(durations))),
+        Nanoseconds(data_ns),
+        tuple(gaps),
+    )
+
+
+def _simulated(recording: Recording) -> bool:
+    return bool(recording.ranks) and recording.ranks[0].session.virtual
+
+
+def _predicted(simulated: Recording, gpu: str) -> StepTime | Unavailable:
+    """On the GPU of the measurement; of several ranks, on the one that they were recorded on."""
+    ranks: tuple[RankRecording, ...] = tuple(simulated.ranks)
+    return step_time_of(ranks[0], gpu) if len(ranks) == 1 else job_time_of(ranks)
