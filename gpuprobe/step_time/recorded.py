@@ -43,7 +43,8 @@ def step_time_of(
     if isinstance(chosen, Unavailable):
         return chosen
     index, work, of_gpu = chosen
-    return predict(work, index, of_gpu, per_node=per_node or _per_node(rank))
+    time = predict(work, index, of_gpu, per_node=per_node or _per_node(rank))
+    return time if isinstance(time, Unavailable) else _without_data(time, rank)
 
 
 def job_time_of(ranks: Sequence[RankRecording]) -> StepTime | Unavailable:
@@ -66,7 +67,24 @@ def job_time_of(ranks: Sequence[RankRecording]) -> StepTime | Unavailable:
         for rank, time in sorted(times.items())
     ]
     slowest = max(rows, key=lambda row: (row.ns, -row.waits_ns))
-    return replace(times[slowest.rank], by_rank=tuple(rows))
+    time = replace(times[slowest.rank], by_rank=tuple(rows))
+    return _without_data(time, next(rank for rank in ranks if rank.session.rank == slowest.rank))
+
+
+def _without_data(time: StepTime, rank: RankRecording) -> StepTime:
+    """Says so where the program waits for a DataLoader, and if the step is shorter than that."""
+    step = next(step for step in islice(rank.steps, _FIRST_STEPS) if step.index == time.step)
+    spent = [phase.duration_ns for phase in step.phases if phase.path == DATA]
+    if not spent:
+        return time
+    text = "loading of data: how long it takes depends on the machine"
+    if sum(spent) > time.expected_ns:
+        text = f"{text}; on this one, longer than the step"
+    return replace(time, left_out=(*time.left_out, text))
+
+
+DATA: Final = "data"
+"""The phase in which the program waits for its DataLoader, which no prediction contains."""
 
 
 def timelines_of(ranks: Sequence[RankRecording]) -> dict[int, tuple[str, list[TimelineSpan]]]:

@@ -12,13 +12,15 @@ from report_builders import recording, session, step
 
 from gpuprobe.analysis.compare.diff import diff_recordings
 from gpuprobe.analysis.compare.times import MeasuredStepTime
-from gpuprobe.model.run.recording import Recording
+from gpuprobe.model.plans.step_time import StepTime
+from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.run.session import Phase, SessionEnd, Step
 from gpuprobe.model.run.work import Action, StepWork, Work, WorkKind, WorkPlace, pack
 from gpuprobe.model.values import Unavailable
 from gpuprobe.reporters.json import diff as diff_json
 from gpuprobe.reporters.sections.diff import diff_sections
 from gpuprobe.reporters.text import draw
+from gpuprobe.step_time.recorded import step_time_of
 
 H200 = Path(__file__).parents[1] / "recorded" / "h200" / "overhead.json"
 MS = 1_000_000
@@ -120,6 +122,24 @@ def test_what_has_no_price_is_refused_with_the_reason() -> None:
     assert isinstance(found.step_time, Unavailable)
     assert "float4" in found.step_time.reason
     assert "not predicted: no price" in shown(simulated(dtype=dtype), on_a_gpu(1.0))
+
+
+def test_that_a_program_waits_for_data_is_told() -> None:
+    """No prediction contains it."""
+    made = simulated()
+    (rank,) = made.ranks
+    assert not any("data" in text for text in times(rank).left_out)
+    for ns, more in ((1, False), (10**12, True)):
+        waiting = replace(rank.steps[0], phases=(Phase("data", 0, ns, 1),))
+        (text,) = times(replace(rank, steps=(waiting,))).left_out
+        assert text.startswith("loading of data: ")
+        assert ("longer than the step" in text) == more
+
+
+def times(rank: RankRecording) -> StepTime:
+    found = step_time_of(rank)
+    assert isinstance(found, StepTime)
+    return found
 
 
 def test_the_document_has_both_times() -> None:

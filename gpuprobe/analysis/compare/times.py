@@ -1,5 +1,5 @@
-"""The predicted and the measured time of a step, where a program was recorded on a simulated GPU and
-on a GPU.
+"""The predicted and the measured time of a step, where a program was recorded on a simulated GPU
+and on a GPU.
 """
 
 from __future__ import annotations
@@ -12,10 +12,7 @@ from gpuprobe.model.plans.step_time import StepTime
 from gpuprobe.model.record import record
 from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.values import Count, Nanoseconds, Unavailable
-from gpuprobe.step_time.recorded import job_time_of, step_time_of, the_gpu_of
-
-_DATA = "data"
-"""The phase in which the program waits for its DataLoader, which no prediction contains."""
+from gpuprobe.step_time.recorded import DATA, job_time_of, step_time_of, the_gpu_of
 
 
 @record(frozen=True)
@@ -63,7 +60,7 @@ def measured_step_time(one: Recording, two: Recording) -> MeasuredStepTime | Una
     if isinstance(predicted, Unavailable):
         return predicted
     durations = [step.duration_ns for step in full_steps(real.ranks[0].steps)]
-    data_ns = sum(phase.ns for phase in shares.phases if phase.path == _DATA) // shares.steps
+    data_ns = sum(phase.ns for phase in shares.phases if phase.path == DATA) // shares.steps
     on_gpu = {
         phase.path: phase.gpu_ns // shares.gpu_steps for phase in shares.phases if shares.gpu_steps
     }
