@@ -20,7 +20,8 @@ _HOST_LAUNCH: Final = Price(1.8e-6, 2.6e-6, 5e-6, PriceSource.GENERIC)
 _HOST: Final = (
     "host: a launch takes 2.3 to 2.8 µs on the processors of arXiv 2504.11750; an eager operator "
     "of PyTorch 5 to 25 µs from Python, less from its autograd thread; 8.5 to 15 µs on average in "
-    "a step of 2,000 on an H200 (tests/recorded/h200/overhead.json)"
+    "a step of 2,000 on an H200 (tests/recorded/h200/overhead.json); 16 to 36 µs in transformers' "
+    "Llama 7B (about 1,500 launches in 24 to 55 ms a token: h2oai/h2ogpt, perf.md)"
 )
 
 
