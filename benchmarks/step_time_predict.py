@@ -131,7 +131,7 @@ def job_of(row: Mapping[str, Any], programs: Mapping[str, Any]) -> Job | str:
         sizes.update(parallel="ddp", attention="math", loss="autocast", norm="autocast")
         sizes.update({"optimizer": "fused", "no-biases": True})
         return Job("decoder", options_of(sizes), row["gpus"], "1,1")
-    if source in ("lambdal", "deeplearningexamples"):
+    if source.partition("-")[0] in ("lambdal", "deeplearningexamples"):
         if program["kind"] != "encoder":
             return Job("resnet50", (), row["gpus"], "1,1")
         del sizes["vocabulary"]
