@@ -33,11 +33,11 @@ from gpuprobe.model.run.recording import Recording
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Bytes, Peak, Unavailable, available
 from gpuprobe.native.measurement import DeviceRun, EngineRun
+from gpuprobe.planning.first_epoch import STEPS_FOR_LINES, grows
 from gpuprobe.planning.processes import NO_PROCESSES, OtherProcesses
 from gpuprobe.planning.verdict import NeededMemory, verdict_of
 from gpuprobe.recording.summary import summarize
 from gpuprobe.reporters.sections.causes import effect_text
-from gpuprobe.planning.first_epoch import STEPS_FOR_LINES, grows
 from gpuprobe.reporters.sections.parts import capitalized
 from gpuprobe.step_time.recorded import step_time_of
 

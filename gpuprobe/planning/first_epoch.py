@@ -79,7 +79,7 @@ class FirstEpoch:
         self.on_stop_in_training: Callable[[], None] = _nothing
         """Called before the program is stopped after its steps, if its epoch cannot be ended."""
         self._limit = limit
-        self._wanted = limit.steps
+        self._goal = limit.steps
         self._allocated: dict[int, int] = {}  # after each step
         self._evaluation: FirstEvaluation | None = None
         self._count: Callable[[], int] = int
@@ -96,7 +96,7 @@ class FirstEpoch:
         evaluation.on_stop = self.on_stop
 
         def steps() -> int:
-            return self._wanted
+            return self._goal
 
         def end() -> BaseException | None:
             return self._after_steps(evaluation)
@@ -166,9 +166,9 @@ class FirstEpoch:
         if evaluation.began:
             evaluation.step()
             return None
-        if self._wanted == self._limit.steps and self._grew():
-            self._wanted += self._limit.for_growth
-            if self.steps < self._wanted:
+        if self._goal == self._limit.steps and self._grew():
+            self._goal += self._limit.for_growth
+            if self.steps < self._goal:
                 return None
         began = self._began or (process_time(), monotonic())
         taken = max(process_time() - began[0], (monotonic() - began[1]) / 2)

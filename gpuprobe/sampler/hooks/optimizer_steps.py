@@ -135,8 +135,8 @@ def limit_without_optimizer(
     steps: Callable[[], int], end: Callable[[], BaseException | None]
 ) -> Iterator[Callable[[], int]]:
     """Raise ``end()`` as a backward pass begins after ``steps()`` others, if the program has made
-    no optimizer: it changes its parameters itself, as with ``p.data.add_(p.grad, alpha=-lr)``. As long
-    as it returns None, the program continues. The function that is entered returns the passes.
+    no optimizer: it changes its parameters itself, as with ``p.data.add_(p.grad, alpha=-lr)``. As
+    long as it returns None, the program continues. The function that is entered returns the passes.
     """
     from torch import autograd
 
