@@ -216,7 +216,7 @@ def test_a_compiler_that_does_not_work_is_named_and_a_cache_that_cannot_be_writt
         pytest.skip("installed from a wheel, which carries the runtime compiled")
     if shutil.which("cc") is None:
         pytest.skip("there is no C compiler")
-    settings = {"CC": "/bin/false -O1", "XDG_CACHE_HOME": "/proc/nothing"}
+    settings = {"CC": "/bin/false -O1", "XDG_CACHE_HOME": "/proc/nothing", "TMPDIR": str(tmp_path)}
     done = gpuprobe("run", "--quiet", "--gpu", "l4", script, cwd=tmp_path, cold=True, **settings)
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines() == [
