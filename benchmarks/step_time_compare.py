@@ -122,12 +122,12 @@ def text_of(
     others = ("class", "use") if by == "source" else ("class", *names, "use")
     lines += ["", "The others:", "", *table(rest, others)]
     if without:
-        reasons: dict[str, int] = {}
+        reasons: dict[str, list[str]] = {}
         for row, reason in without:
-            text = f"{row['source']}: {reason}"
-            reasons[text] = reasons.get(text, 0) + 1
+            reasons.setdefault(reason.rpartition(": ")[2], []).append(row["source"])
         lines += ["", "Without a prediction:", ""]
-        lines += [f"- {count}: {text}" for text, count in sorted(reasons.items())]
+        for reason, sources in sorted(reasons.items()):
+            lines.append(f"- {len(sources)} {reason}: {', '.join(sorted(set(sources)))}")
     return "\n".join(lines)
 
 

@@ -72,7 +72,7 @@ def job_time_of(ranks: Sequence[RankRecording]) -> StepTime | Unavailable:
 
 
 def _without_data(time: StepTime, rank: RankRecording) -> StepTime:
-    """Says so where the program waits for a DataLoader, and if the step is shorter than that."""
+    """With a note where the program waits for a DataLoader, and whether longer than the step."""
     step = next(step for step in islice(rank.steps, _FIRST_STEPS) if step.index == time.step)
     spent = [phase.duration_ns for phase in step.phases if phase.path == DATA]
     if not spent:
