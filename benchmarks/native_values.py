@@ -6,7 +6,6 @@ that the runtime does not answer and those that are refused are listed by name. 
 of torch, expecttest and no GPU.
 
     python benchmarks/native_values.py [--samples 5] [OPERATOR ...]
-    python benchmarks/native_values.py --time    # a training step against no computing
     python benchmarks/native_values.py --programs [--compute real,auto,shapes] [PROGRAM ...]
 
 The last runs the programs of ``tests/native/value_programs``, whose path, sizes or numbers depend
@@ -198,40 +197,6 @@ def operators(names: list[str], samples: int) -> None:
     print("crashed:", crashed)
 
 
-def timings() -> None:
-    from gpuprobe.catalogue.gpus import parse_spec
-    from gpuprobe.native.process import load
-
-    load(parse_spec("h100-80gb"))
-    import contextlib
-
-    import torch
-
-    from gpuprobe.native.values.session import Values
-
-    def step(device: str) -> float:
-        torch.manual_seed(0)
-        layer = torch.nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True)
-        model = torch.nn.TransformerEncoder(layer, 6, enable_nested_tensor=False).to(device)
-        optimizer = torch.optim.AdamW(model.parameters())
-        data = torch.randn(2, 64, 256).to(device)
-        begin = time.perf_counter()
-        for _ in range(10):
-            optimizer.zero_grad()
-            model(data).square().mean().backward()
-            optimizer.step()
-        return (time.perf_counter() - begin) * 100
-
-    ways: dict[str, Any] = {
-        "no values": contextlib.nullcontext, "shapes": lambda: Values("shapes"), "real": Values,
-    }  # fmt: skip
-    step("cuda")
-    print(f"{'CPU':<12}{step('cpu'):8.1f} ms a step")
-    for name, way in ways.items():
-        with way():
-            print(f"{name:<12}{step('cuda'):8.1f} ms a step")
-
-
 PROGRAMS = Path(__file__).parents[1] / "tests" / "native" / "value_programs"
 NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?|nan|inf")
 
@@ -320,15 +285,12 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("operators", nargs="*")
     parser.add_argument("--samples", type=int, default=5)
-    parser.add_argument("--time", action="store_true")
     parser.add_argument("--programs", action="store_true")
     parser.add_argument("--compute", default="real,auto,shapes", help="with --programs")
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child is not None:
         child(given.operators, given.samples, given.child)
-    elif given.time:
-        timings()
     elif given.programs:
         programs(given.operators, given.compute.split(","))
     else:
