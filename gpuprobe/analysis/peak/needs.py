@@ -12,7 +12,8 @@ from typing import Final, NamedTuple
 
 from gpuprobe.analysis.trace.categories import categories
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
-from gpuprobe.model.memory import Category, TraceAction
+from gpuprobe.model.actions import OOM
+from gpuprobe.model.memory import Category
 from gpuprobe.model.needs import Need, NeedLine, NeedModule, NeedRow, NeedTable
 from gpuprobe.model.place import NoPlace, Place
 from gpuprobe.model.trace import MemoryTrace
@@ -23,7 +24,6 @@ _STATE = frozenset(
     category.code for category in (Category.PARAMETER, Category.OPTIMIZER_STATE, Category.BUFFER)
 )
 
-_OOM = TraceAction.OOM.code
 
 NOT_TRACED = Unavailable(
     "the uses of memory were not traced: level 'trace' does on a simulated GPU, --uses on any",
@@ -49,8 +49,8 @@ class Biographies:
         self._steps_after = later.steps if later else 0
         actions = self.ledger.trace.events.action
         self._failures: list[int] = []
-        if everything and _OOM in actions:
-            self._failures = [at for at, action in enumerate(actions) if action == _OOM]
+        if everything and OOM in actions:
+            self._failures = [at for at, action in enumerate(actions) if action == OOM]
         self._ended = bool(later and later.ended)
         self._whole = bool(later and later.whole)
         self._evaluated = bool(later and later.evaluated)
