@@ -1,4 +1,7 @@
-"""Small programs that race, and look-alikes that do not; each with where it comes from."""
+"""Small programs that race, and look-alikes that do not; each with where it comes from.
+
+For each path of the code there are six programs or all that had it, of the 429 of commit b31fc386.
+"""
 
 from __future__ import annotations
 
