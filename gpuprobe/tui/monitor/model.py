@@ -9,14 +9,13 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpuprobe.api.monitor import errors_of
 from gpuprobe.model.io.document import header
 from gpuprobe.model.machine.devices import Inventory
 from gpuprobe.model.machine.monitor import HostLoad, Moment
 from gpuprobe.model.machine.selection import Selection
 from gpuprobe.model.text import human_bytes, visible
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
-from gpuprobe.reporters.text.info import headline, missing
+from gpuprobe.reporters.text.info import device_names, error_lines, headline, missing
 from gpuprobe.tui.monitor.device_panes import PLOTS, Panel, device_detail, device_table, no_gpu
 from gpuprobe.tui.monitor.devices import DeviceRow, device_rows
 from gpuprobe.tui.monitor.history import DeviceHistory, ProcessHistory
@@ -34,6 +33,12 @@ from gpuprobe.tui.widgets.styled_text import Line, bar, fit, joined, level, line
 if TYPE_CHECKING:
     from gpuprobe.model.machine.process import ProcessDetails
     from gpuprobe.model.run.totals import Run
+
+
+def _errors_of(inventory: Inventory) -> list[str]:
+    """The values that could not be read, in a sentence per device, status and reason."""
+    lines = error_lines(inventory, device_names(inventory))
+    return [line.strip().removeprefix("! ") for line in lines]
 
 
 class PaneHeights(NamedTuple):
@@ -350,7 +355,7 @@ class TopModel:
         if self.moment is None:
             return [self.failure] if self.failure else []
         inventory = self.moment.inventory
-        notes = [self.failure] if self.failure else errors_of(inventory)
+        notes = [self.failure] if self.failure else _errors_of(inventory)
         for one in inventory.disagreements:
             if not one.expected:
                 notes.append(visible(one.message))
