@@ -63,10 +63,10 @@ _PROCESSES_STEP = 5  # so that the panes do not move with every new or ended pro
 def divide(
     height: int, devices: int, *, noted: bool, detail: bool = True, processes: int | None = None
 ) -> PaneHeights:
-    """Divide ``height`` lines, from 60×16 to 300×100 terminals. ``noted``: there is a note to show.
-    If the table of GPUs gets ``2 * devices + 2`` lines, each GPU's second line shows the parts of
-    its memory, and the last line is the legend. ``processes``: their number; the lines that they
-    leave unused go to the plots.
+    """Divide the ``height`` lines of a terminal among the panes. ``noted``: there is a note to
+    show. ``processes``: their number; lines that they do not need go to the plots. With
+    ``2 * devices + 2`` lines, the table of GPUs has a second line for each, with the parts of its
+    memory, and a legend.
     """
     footer = min(1, max(0, height - 1))
     title = min(1, height)
