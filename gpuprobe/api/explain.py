@@ -162,10 +162,6 @@ class Subject:
         return [*(["-m"] if self.module else []), self.target, *self.arguments]
 
 
-_TRIABLE: Final = (RunEnd.COMPLETE, RunEnd.EPOCH)
-"""Programs that end in time, so that they can be run again with a change."""
-
-
 class _Outcome(NamedTuple):
     """What came of trying edits: the ``effect``, and the ``edit`` that has it, None if it is the
     replayed one. ``refuted``: the changed program needs as much.
@@ -230,6 +226,7 @@ class _Explaining:
         self._until = self._began + budget
         self._notes: list[str] = []
         self._ended = RunEnd.COMPLETE
+        self._endless = False  # whether later runs are on a GPU that never runs out of memory
         self._detail = ""
         self._steps = 0  # after which the epoch was ended in the first run, and is in later ones
         self._not_run: tuple[str, ...] = ()
@@ -249,8 +246,13 @@ class _Explaining:
                 if at_steps.causes:
                     notes, explanation = at_steps.notes, at_steps
                 return replace(explanation, notes=notes, searched=False)
-            recording = again
+            recording, self._endless = again, True
         return self._explained(recording)
+
+    @property
+    def _triable(self) -> bool:
+        """Whether the program ends in time, so that it can be run again with a change."""
+        return self._endless or self._ended in (RunEnd.COMPLETE, RunEnd.EPOCH)
 
     def _explained(
         self, recording: Recording, *, failed: bool = False, search: bool = True
@@ -265,10 +267,9 @@ class _Explaining:
         needs = needs_at(lives, mark.event)
         if isinstance(needs, Unavailable):
             raise UsageError(f"nothing to explain: {needs.reason}")
-        endless = self._ended is RunEnd.OUT_OF_MEMORY and not failed
         held = None
         if search:
-            held = self._holders(lives, mark, endless=endless, failed=failed)
+            held = self._holders(lives, mark, failed=failed)
         else:
             self._notes.append(f"{_HOLDERS}: this is the run that ran out of memory")
         diagnosed = causes_at(
@@ -356,7 +357,7 @@ class _Explaining:
         fails for another reason than the GPU's memory, UsageError if it has made no step then.
         """
         path = self._folder / name
-        done = self._run(path, endless=False, until=time.monotonic() + seconds)
+        done = self._run(path, until=time.monotonic() + seconds)
         try:
             recording = load(path) if path.exists() else None
         except DataError:  # nothing was written yet
@@ -376,13 +377,9 @@ class _Explaining:
             )
             return recording
         end = None if recording is None else recording.ranks[0].end
-        if end is not None and end.epoch is not None:
-            self._steps = end.epoch.steps
+        if self._ends(recording):
             self._ended = RunEnd.EPOCH
             self._detail = f"after {self._steps} training steps"
-            self._not_run = (end.epoch.text,)
-        if end is not None:
-            self._not_run += end.kept_files
         error = None if end is None else end.error
         if recording is not None and error is not None and error.out_of_memory:
             self._ended, self._detail = RunEnd.OUT_OF_MEMORY, error.message
@@ -391,6 +388,18 @@ class _Explaining:
             raise _failed(done, error)
         return recording
 
+    def _ends(self, recording: Recording | None) -> bool:
+        """Note where a program ended, and what was not run; whether its epoch was ended."""
+        end = None if recording is None else recording.ranks[0].end
+        if end is None:
+            return False
+        self._not_run = end.kept_files
+        if end.epoch is None:
+            return False
+        self._steps = end.epoch.steps
+        self._not_run = (end.epoch.text, *end.kept_files)
+        return True
+
     def _again(self) -> Recording | None:
         """A recording of the program on GPUs that never run out of memory; None, with a note, if it
         does not end well.
@@ -398,7 +407,9 @@ class _Explaining:
         path = self._folder / "endless.gpuprobe"
         done = self._run(path, endless=True)
         if done is not None and not done.returncode:
-            return load(path)
+            recording = load(path)
+            self._ends(recording)
+            return recording
         why = "the time was over"
         if done is not None:
             why = (
@@ -412,7 +423,7 @@ class _Explaining:
         self,
         output: Path,
         *,
-        endless: bool,
+        endless: bool = False,
         until: float | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str] | None:
@@ -448,9 +459,7 @@ class _Explaining:
                 raise
         return subprocess.CompletedProcess(command, process.returncode, "", errors)
 
-    def _holders(
-        self, lives: Biographies, mark: HighWater, *, endless: bool, failed: bool
-    ) -> _Held | None:
+    def _holders(self, lives: Biographies, mark: HighWater, *, failed: bool) -> _Held | None:
         """What holds the memory that is not needed; None if unknown."""
         from gpuprobe.sampler.tracing.inspection import REQUEST
 
@@ -463,7 +472,7 @@ class _Explaining:
             self._notes.append(f"{_HOLDERS}: the time was over")
             return None
         self._notify("running it to the peak, to find what holds the memory")
-        if self._ended in _TRIABLE:  # what a trial compares with: it takes as long
+        if self._triable:  # what a trial compares with: it takes as long
             self._opened_trials().begin(self._until - time.monotonic())
         folder = Path(tempfile.mkdtemp(dir=self._folder))
         request, result = folder / "request.json", folder / "holders.json"
@@ -476,7 +485,9 @@ class _Explaining:
         }
         request.write_text(json.dumps(document), encoding="utf-8")
         done = self._run(
-            folder / "second.gpuprobe", endless=endless, environment={REQUEST: str(request)}
+            folder / "second.gpuprobe",
+            endless=self._endless,
+            environment={REQUEST: str(request)},
         )
         if not result.exists():
             why = "had no time to reach" if done is None else "did not have"
@@ -519,7 +530,7 @@ class _Explaining:
             edits = self._edits(one)
             made: EditCandidate | None = None
             group = others
-            if self._ended in _TRIABLE:
+            if self._triable:
                 tried = self._best(edits, effect)
                 if not tried.helped or not _saves_little(tried.effect, effect):
                     effect, made = tried.effect, tried.edit
@@ -586,7 +597,7 @@ class _Explaining:
             return None
         self._notify(f"trying {conf}")
         path = self._folder / "setting.gpuprobe"
-        done = self._run(path, endless=False, environment=environment)
+        done = self._run(path, environment=environment)
         if done is None:
             self._notes.append(f"{what} were not tried to the end: the time was over")
             return None
@@ -631,7 +642,9 @@ class _Explaining:
             self._trials = self._stack.enter_context(
                 RemedyTrials(
                     [subject.target, *subject.arguments],
-                    RemedyOptions(subject.gpu, subject.compute, epoch=self._steps),
+                    RemedyOptions(
+                        subject.gpu, subject.compute, epoch=self._steps, endless=self._endless
+                    ),
                     module=subject.module,
                     progress=self._notify,
                 )

@@ -25,7 +25,7 @@ from gpuprobe.model.plans.estimate import Estimate
 from gpuprobe.model.plans.request import EstimateRequest
 from gpuprobe.native.measurement import NativeMeasurement
 from gpuprobe.planning.figures import estimate_of
-from gpuprobe.planning.first_epoch import EpochLimit, FirstEpoch
+from gpuprobe.planning.first_epoch import STEPS_FOR_LINES, EpochLimit, FirstEpoch
 from gpuprobe.planning.first_evaluation import described
 from gpuprobe.planning.peers import Job
 from gpuprobe.planning.processes import (
@@ -129,7 +129,9 @@ class EstimatedProgram(EstimatedFunction):
         super().__init__(program.run, request.steps)
         self._bounded = bool(request.why)
         self._most = request.max_seconds
-        self._epoch = FirstEpoch(EpochLimit(request.steps))
+        # Of several ranks, none may make a step that the others do not.
+        more = int(request.ranks == 1 and request.steps == STEPS_FOR_LINES - 1)
+        self._epoch = FirstEpoch(EpochLimit(request.steps, for_growth=more))
         self.handler = handler_of(program.argv[0])
 
     def progress(self, report: Progress | None) -> Progress | None:

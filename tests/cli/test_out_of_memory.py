@@ -150,14 +150,11 @@ def test_memory_that_grew_without_a_trace_names_the_command_that_finds_its_holde
 
 def test_an_estimate_of_memory_that_grows_names_the_line_first(tmp_path: Path) -> None:
     script(tmp_path, LEAKS)
-    for steps, where in (
-        ("5", "script.py:10 in <module>"),
-        ("3", "history (a list of 2)"),
-    ):
-        options = ["--gpu", "t4", "--steps", steps]
-        shown = gpuprobe("estimate", *options, "script.py", cwd=tmp_path).stdout
+    for steps, options in (("5", ["--steps", "5"]), ("4", [])):  # one more than without growth
+        shown = gpuprobe("estimate", "--gpu", "t4", *options, "script.py", cwd=tmp_path).stdout
+        assert f"fits for {steps} steps" in shown
         advice = shown.partition("Memory grows from step to step\n")[2]
-        assert where in " ".join(advice.partition("\n\n")[0].split())
+        assert "script.py:10 in <module>" in " ".join(advice.partition("\n\n")[0].split())
     options = ["--gpu", "t4", "--steps", "60", "--no-suggestions"]
     done = gpuprobe("estimate", *options, "script.py", cwd=tmp_path)
     assert done.returncode == 1

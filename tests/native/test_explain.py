@@ -867,6 +867,17 @@ def test_a_program_without_enough_memory_is_explained_on_an_endless_gpu(tmp_path
     assert found["causes"] == [], done.stderr
 
 
+def test_the_fix_of_a_program_without_enough_memory_was_tried(tmp_path: Path) -> None:
+    """On the endless GPU, where the unchanged program runs to its end, too."""
+    program = LOSSES.replace("range(6)", "range(30)").replace("4096, 64", "200_000, 64")
+    done, found = explain(tmp_path, program)
+    assert found["ended"] == "out of memory"
+    effect = found["causes"][0]["effect"]
+    assert effect["certainty"] == "tried", done.stderr
+    assert "+    losses.append(reg.detach())" in effect["patch"]
+    assert effect["before"] == found["allocated"] > found["capacity"] > 2 * effect["after"]
+
+
 ENDLESS = (
     START
     + """\

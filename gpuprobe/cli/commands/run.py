@@ -347,8 +347,7 @@ def _show_command(args: argparse.Namespace, result: CommandResult, output: Path)
     for path in result.recordings[1:]:
         shown = os.path.relpath(path)
         stderr.note(f"recording of another job: {shown}   (gpuprobe report {shown})")
-    if args.compute == "shapes":
-        _show_assumed(result.assumed)
+    _show_assumed(result.assumed)
 
 
 def _epoch_limit(text: str) -> EpochLimit:
