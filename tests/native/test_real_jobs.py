@@ -318,7 +318,9 @@ dist.destroy_process_group()
 def test_unknown_values_stay_unknown_in_other_ranks(
     tmp_path: Path, compute: str, elements: int
 ) -> None:
-    text = f"large = torch.randn({elements}, device='cuda')" """
+    text = (
+        f"large = torch.randn({elements}, device='cuda')"
+        """
 known = torch.full((4,), float(rank + 1), device="cuda")
 dist.all_reduce(known)
 mean = large.mean()  # not computed
@@ -328,6 +330,7 @@ dist.all_reduce(mean)
 print(f"rank {rank}: {known.tolist()} {mean.item()}", flush=True)
 dist.destroy_process_group()
 """
+    )
     done = run(text, tmp_path, "--compute", compute)
     assert done.returncode == 0, done.stderr
     assert "numbers that were not computed are printed as nan" in done.stderr
