@@ -15,11 +15,6 @@ import corpus_order
 import corpus_reports
 import corpus_training
 import corpus_users
-import corpus_users_host
-import corpus_users_loaders
-import corpus_users_memory
-import corpus_users_more
-import corpus_users_views
 from hazard_case import Case
 
 __all__ = ["CASES", "Case"]
@@ -32,11 +27,6 @@ CASES: tuple[Case, ...] = (
     *corpus_graphs.CASES,
     *corpus_reports.CASES,
     *corpus_users.CASES,
-    *corpus_users_host.CASES,
-    *corpus_users_memory.CASES,
-    *corpus_users_more.CASES,
-    *corpus_users_views.CASES,
-    *corpus_users_loaders.CASES,
     *corpus_collectives.CASES,
     *corpus_offloads.CASES,
     *corpus_deletions.CASES,
