@@ -86,7 +86,7 @@ from gpuprobe.model.io.files import read_regular
 from gpuprobe.model.place import Place
 from gpuprobe.model.run.holders import Holder, HolderRoot
 from gpuprobe.model.run.recording import Recording
-from gpuprobe.model.run.session import ProgramError
+from gpuprobe.model.run.session import JOB_OF_ONE, ProgramError
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import LineNumber, Unavailable
@@ -124,6 +124,10 @@ _NEVER_SEARCHED: Final = (
     "padding: only batches of integers that are copied from the CPU are checked"
 )
 """What no explanation detects."""
+_OTHER_RANKS: Final = (
+    "other ranks: its launcher's variables are missing, and it ran as a job of one process, whose "
+    "memory is not divided among several"
+)
 _RAISED: Final = 5
 """The exit code of `gpuprobe run` after an exception of the program."""
 _LAST_SECONDS: Final = 10.0
@@ -226,6 +230,7 @@ class _Explaining:
         self._until = self._began + budget
         self._notes: list[str] = []
         self._ended = RunEnd.COMPLETE
+        self._environment: Mapping[str, str] = {}  # of all runs
         self._endless = False  # whether later runs are on a GPU that never runs out of memory
         self._detail = ""
         self._steps = 0  # after which the epoch was ended in the first run, and is in later ones
@@ -248,6 +253,11 @@ class _Explaining:
                 return replace(explanation, notes=notes, searched=False)
             recording, self._endless = again, True
         return self._explained(recording)
+
+    @property
+    def _alone(self) -> tuple[str, ...]:
+        """What a job of one process does not show."""
+        return (_OTHER_RANKS,) if self._environment else ()
 
     @property
     def _triable(self) -> bool:
@@ -311,7 +321,13 @@ class _Explaining:
             else late_variable(blocks_at(lives, mark.event, failed=failed), held.first),
             causes=ranked,
             smaller=None if ranked or failed else for_needed(AdviceFacts(site, mark)),
-            notes=(*self._not_run, *self._notes, _NEVER_SEARCHED, *_pinned(recording)),
+            notes=(
+                *self._alone,
+                *self._not_run,
+                *self._notes,
+                _NEVER_SEARCHED,
+                *_pinned(recording),
+            ),
             searched=not self._notes,
             seconds=time.monotonic() - self._began,
         )
@@ -384,6 +400,10 @@ class _Explaining:
         if recording is not None and error is not None and error.out_of_memory:
             self._ended, self._detail = RunEnd.OUT_OF_MEMORY, error.message
             return recording
+        if error is not None and error.lacks_launcher and not self._environment:
+            self._notify("its launcher's variables are missing: running it as a job of one process")
+            self._environment = JOB_OF_ONE
+            return self._first_run("job.gpuprobe", seconds)
         if done.returncode or recording is None:
             raise _failed(done, error)
         return recording
@@ -441,7 +461,7 @@ class _Explaining:
         ]
         with subprocess.Popen(
             command,
-            env={**os.environ, **(environment or {})},
+            env={**os.environ, **self._environment, **(environment or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -643,7 +663,11 @@ class _Explaining:
                 RemedyTrials(
                     [subject.target, *subject.arguments],
                     RemedyOptions(
-                        subject.gpu, subject.compute, epoch=self._steps, endless=self._endless
+                        subject.gpu,
+                        subject.compute,
+                        epoch=self._steps,
+                        endless=self._endless,
+                        environment=self._environment,
                     ),
                     module=subject.module,
                     progress=self._notify,

@@ -38,13 +38,15 @@ if TYPE_CHECKING:
 class RemedyOptions:
     """How programs are tried: the simulated ``gpu``, ``compute`` as for `virtual_gpu`, and the
     training steps after which their first ``epoch`` is ended (see `gpuprobe.planning.first_epoch`),
-    0 for the whole program. ``endless``: the GPU never runs out of memory.
+    0 for the whole program. ``endless``: the GPU never runs out of memory. ``environment``:
+    variables that are set for the programs.
     """
 
     gpu: str = "h100-80gb"
     compute: str = "auto"
     epoch: int = 0
     endless: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -257,7 +259,7 @@ class RemedyTrials:
                 self.root,
                 self._options.gpu,
                 confined=True,
-                environment=made.environment,
+                environment={**self._options.environment, **made.environment},
                 epoch=self._options.epoch,
                 endless=self._options.endless,
             )

@@ -42,6 +42,7 @@ from gpuprobe.recording.files import scratch_recording
 from gpuprobe.recording.load import load
 from gpuprobe.recording.writer import RecordingWriter
 from gpuprobe.sampler.environment import as_rank
+from gpuprobe.sampler.failures import program_error
 from gpuprobe.sampler.hooks.optimizer_steps import Enough, made_optimizer
 from gpuprobe.sampler.processes.children import following
 from gpuprobe.sampler.program import Program, restored_if_it_fails, signals_restored
@@ -237,7 +238,10 @@ class EstimatedProgram(EstimatedFunction):
                 f"does not fit on any GPU: at {place_in(error)} the program asks for "
                 f"{size} at once, more than this machine has addresses for"
             )
-        return _failed(measured, f"the program failed at {place_in(error)}: {described(error)}")
+        text = f"the program failed at {place_in(error)}: {described(error)}"
+        if program_error(error).lacks_launcher:
+            return ProgramFailed(text, hint="torchrun sets it: --ranks N, for one rank of N")
+        return _failed(measured, text)
 
     def _without_host_memory(self, error: Exception) -> TooLarge | ProgramFailed:
         if self._bounded:

@@ -878,6 +878,28 @@ def test_the_fix_of_a_program_without_enough_memory_was_tried(tmp_path: Path) ->
     assert effect["before"] == found["allocated"] > found["capacity"] > 2 * effect["after"]
 
 
+def test_a_script_for_torchrun_is_explained_as_a_job_of_one_process(tmp_path: Path) -> None:
+    distributed = """\
+import os
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+torch.distributed.init_process_group("nccl")
+net = nn.parallel.DistributedDataParallel(net)
+losses = []
+"""
+    done, found = explain(tmp_path, LOSSES.replace("losses = []\n", distributed))
+    cause = found["causes"][0]
+    assert cause["rule"] == "kept-graphs"
+    assert cause["effect"]["certainty"] == "tried", done.stderr
+    assert found["notes"][0].startswith("other ranks: ")
+    for command, hint in (
+        ("estimate", "--ranks N, for one rank of N"),
+        ("run", "gpuprobe run --gpu t4 -- torchrun --nproc-per-node gpu train.py"),
+    ):
+        done = gpuprobe(command, "--gpu", "t4", "train.py", cwd=tmp_path)
+        assert done.returncode == 5
+        assert hint in done.stderr
+
+
 ENDLESS = (
     START
     + """\

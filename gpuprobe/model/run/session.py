@@ -270,6 +270,17 @@ class BlindSpot:
     consequence: str
 
 
+JOB_OF_ONE: Final = {
+    "RANK": "0",
+    "WORLD_SIZE": "1",
+    "LOCAL_RANK": "0",
+    "LOCAL_WORLD_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "0",
+}
+"""The variables of `torchrun` for a job of one process, with a port that is free."""
+
+
 @record(frozen=True, slots=True)
 class ProgramError:
     """The exception that ended the recorded program."""
@@ -277,6 +288,15 @@ class ProgramError:
     type: str
     message: str
     out_of_memory: bool = False
+
+    @property
+    def lacks_launcher(self) -> bool:
+        """Whether a variable is missing that launchers set: `torchrun`, for the rendezvous by
+        ``env://`` (torch/distributed/rendezvous.py), or for the program itself.
+        """
+        if self.type == "KeyError":
+            return self.message.strip("'\"") in JOB_OF_ONE
+        return any(f"environment variable {name} expected" in self.message for name in JOB_OF_ONE)
 
 
 @record(frozen=True, slots=True)
