@@ -405,7 +405,7 @@ class _Explaining:
             self._environment = JOB_OF_ONE
             return self._first_run("job.gpuprobe", seconds)
         if done.returncode or recording is None:
-            raise _failed(done, error)
+            raise _failed(done, error, self._subject)
         return recording
 
     def _ends(self, recording: Recording | None) -> bool:
@@ -908,18 +908,22 @@ def _traces(site: PeakSite) -> list[MemoryTrace]:
     ]
 
 
-def _failed(done: subprocess.CompletedProcess[str], error: ProgramError | None) -> ProgramFailed:
+def _failed(
+    done: subprocess.CompletedProcess[str], error: ProgramError | None, subject: Subject
+) -> ProgramFailed:
     """``error``: how the program ended, by the recording."""
     if error is None:
         last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "")
     else:
-        last = f"{error.type}: {error.message}".partition("\n")[0]
+        last = error.text
     # `gpuprobe run` ends so after an exception, with which Python itself would end with 1.
     what = "failed" if done.returncode == _RAISED else f"ended with code {done.returncode}"
+    run = shlex.join(["gpuprobe", "run", "--gpu", subject.gpu, *subject.words])
     return ProgramFailed(
         f"the program {what}" + (f": {last.strip()}" if last else ""),
-        hint="gpuprobe explain runs it as it is, without input (stdin); its options come after "
-        "the script",
+        hint="gpuprobe explain runs it without input (stdin)"
+        if "EOFError" in last
+        else f"{run} shows what it prints; its options come after the script",
     )
 
 

@@ -193,9 +193,9 @@ def test_a_rank_that_dies_is_named(tmp_path: Path) -> None:
     done = run(text, tmp_path)
     assert done.returncode == 5
     last = [line for line in done.stderr.splitlines() if "torchrun exited with code 1" in line]
-    assert last == [
-        "gpuprobe: error: torchrun exited with code 1; rank 1 failed first: ValueError: unhappy"
-    ]
+    failed = "gpuprobe: error: torchrun exited with code 1; rank 1 failed first"
+    line = START.count("\n") + 1
+    assert last == [f"{failed}: ValueError: unhappy (at {tmp_path / 'job.py'}:{line})"]
     assert "recording: job.gpuprobe" in done.stderr
 
 

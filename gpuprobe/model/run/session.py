@@ -283,11 +283,20 @@ JOB_OF_ONE: Final = {
 
 @record(frozen=True, slots=True)
 class ProgramError:
-    """The exception that ended the recorded program."""
+    """The exception that ended the recorded program. ``place``: the innermost line of the program
+    that it passed through, as ``file:line``; empty if unknown.
+    """
 
     type: str
     message: str
     out_of_memory: bool = False
+    place: str = ""
+
+    @property
+    def text(self) -> str:
+        """The error in one line, with its place."""
+        at = f" (at {self.place})" if self.place else ""
+        return f"{self.type}: {self.message}".partition("\n")[0] + at
 
     @property
     def lacks_launcher(self) -> bool:
