@@ -143,8 +143,7 @@ def times(rank: RankRecording) -> StepTime:
 
 
 def test_the_document_has_both_times() -> None:
-    stream = StringIO()
-    diff_json.write(diff_recordings(simulated(), on_a_gpu(50.0)), stream)
-    found = json.loads(stream.getvalue())["step_time"]
+    document = diff_json.document(diff_recordings(simulated(), on_a_gpu(50.0)))
+    found = json.loads(json.dumps(document))["step_time"]
     assert found["measured_ns"] == 50 * MS
     assert found["predicted"]["gpu"] == "h200-141gb"
