@@ -740,7 +740,9 @@ def _ranked(
     free block of the cache, either. Where a tensor grows, that is why the cache has free blocks of
     many sizes.
     """
-    most = max((max(_saved(one), less_reserved.get(one.effect.patch, 0)) for one in causes), default=0)
+    most = max(
+        (max(_saved(one), less_reserved.get(one.effect.patch, 0)) for one in causes), default=0
+    )
     grown = any(one.rule == GROWN for one in causes)
     first = [one for one in cached if _saved(one) > most and not (grown and one.rule == FRAGMENTS)]
     return (*first, *causes, *(one for one in cached if one not in first))
