@@ -154,10 +154,11 @@ class Stack(nn.Module):
 def test_blocks_of_compiled_code_belong_to_modules(tmp_path: Path) -> None:
     found = modules_of(tmp_path / "of-ours", nn.Sequential(Plain(), Plain()))
     for name in ("Sequential.0", "Sequential.1"):
-        # The outputs; and a workspace of cuBLAS in the first, since torch 2.15 in each.
+        # The outputs; and a workspace of cuBLAS in the first, since torch 2.15 for each product in
+        # cuBLAS (in cuBLASLt others).
         assert 16 << 20 <= found[f"{name}.wide"] < 26 << 20
-        workspace = 0 if installed() < (2, 15) else 8_519_680
-        assert found[f"{name}.back"] == (4 << 20) + workspace
+        workspace = found[f"{name}.back"] - (4 << 20)
+        assert workspace == 0 or (workspace == 8_519_680 and installed() >= (2, 15))
     assert found["(no module)"] == 4 << 20  # the batch
 
     found = modules_of(tmp_path / "own-forward", Stack())
