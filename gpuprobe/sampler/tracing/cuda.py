@@ -12,7 +12,7 @@ newer GPUs the size alone, 32 MiB, proves nothing: a workspace is the first bloc
 stream and a thread that no tensor owns when the step ends. Since 2.15 torch allocates one for each
 product and frees it at once, unless ``TORCH_CUBLAS_WORKSPACE_CACHE`` is set
 (``CUDABlasHandleWithWorkspace`` in ``ATen/cuda/CUDAContextLight.h``): a block of that size that is
-freed before the next one is allocated, and that is no operator's result.
+freed before the next one is allocated, and no operator's result.
 """
 
 from __future__ import annotations
