@@ -28,7 +28,8 @@ import torch
 from gpuprobe.allocator.settings import with_memory_fraction
 from gpuprobe.analysis.trace.categories import BACKWARD, Marks
 from gpuprobe.catalogue.gpu_model import chosen_workspace, cublas_workspace
-from gpuprobe.model.memory import Block, BlockState, Category, TraceAction
+from gpuprobe.model.actions import ALLOC, FREE_COMPLETED, FREE_REQUESTED
+from gpuprobe.model.memory import Block, BlockState, Category
 from gpuprobe.model.run.session import BlindSpot
 from gpuprobe.model.trace import AllocatorSettings, EventColumns, Frame, MemoryTrace, StackTable
 from gpuprobe.sampler.hooks.discover import live_tensors
@@ -248,13 +249,12 @@ def _origins_of_live(trace: MemoryTrace) -> Iterator[tuple[Place, tuple[StackTab
 
 def _last_owners(trace: MemoryTrace) -> dict[int, tuple[EventColumns, int]]:
     """The row that allocated the last block at each address: columns and index."""
-    alloc = TraceAction.ALLOC.code
     last: dict[int, tuple[EventColumns, int]] = {
         address: (trace.baseline, i) for i, address in enumerate(trace.baseline.address)
     }
     events = trace.events
     for i, (action, address) in enumerate(zip(events.action, events.address, strict=True)):
-        if action == alloc:
+        if action == ALLOC:
             last[address] = (events, i)
     return last
 
@@ -310,9 +310,7 @@ def _categorise(trace: MemoryTrace, known: dict[Place, Known]) -> None:
                 rows.module[i] = trace.stacks.string(item.module)
 
 
-_ALLOC = TraceAction.ALLOC.code
-_FREE = TraceAction.FREE_REQUESTED.code
-_FREED = (_FREE, TraceAction.FREE_COMPLETED.code)
+_FREED = (FREE_REQUESTED, FREE_COMPLETED)
 _WORKSPACE = Category.WORKSPACE.code
 _WORKSPACE_FRAME = Frame("??", 0, "at::cuda::CUDABlasWorkspace")
 
@@ -385,9 +383,9 @@ def _rows_freed_at_once(events: EventColumns, size: int) -> Iterator[int]:
     """The allocations of a size that are freed before the next allocation."""
     last = -1
     for row, (action, nbytes) in enumerate(zip(events.action, events.size, strict=True)):
-        if action == _ALLOC:
+        if action == ALLOC:
             last = row if nbytes == size else -1
-        elif action == _FREE and last >= 0 and events.address[row] == events.address[last]:
+        elif action == FREE_REQUESTED and last >= 0 and events.address[row] == events.address[last]:
             yield last
             last = -1
 
@@ -398,7 +396,7 @@ def _kept_rows(events: EventColumns, size: int) -> Iterator[int]:
     for row, (action, nbytes) in enumerate(zip(events.action, events.size, strict=True)):
         if nbytes != size:
             continue
-        if action == _ALLOC:
+        if action == ALLOC:
             live[events.address[row]] = row
         elif action in _FREED:
             live.pop(events.address[row], None)
