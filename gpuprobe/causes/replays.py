@@ -228,10 +228,12 @@ class FreedEarly(Replay):
                     yield row
             else:
                 yield row
-        for row in self.main.lives.needs(self._event):
+        for row, need in self.main.lives.needs(self._event).items():
             roots = [one.root for one in (holders.get(row), others.get(row)) if one is not None]
             elsewhere = len(roots) == 2 and HolderRoot.CACHE not in roots
-            if made[row] > made[newest.get(kinds[row], row)] and not elsewhere:
+            if elsewhere and need is Need.NOT_YET:
+                continue  # what comes into the cache with its first use is not in it
+            if made[row] > made[newest.get(kinds[row], row)]:
                 del newest[kinds[row]]  # the cache may have that one, if it has one
         yield from newest.values()
 

@@ -248,12 +248,17 @@ def test_a_limited_cache_keeps_its_newest_result() -> None:
     cache = replace(KEPT, root=HolderRoot.CACHE)
     assert freed(one, event, range(0, 10, 2), first=cache).peak(one) == 8 + 4
     assert freed(one, event, range(0, 8, 2), first=cache).peak(one) == 8 + 4
-    # The newest of all is not in the cache yet, if all that holds it is known.
-    rows = [row_of(one.lives.ledger, life) for life in range(0, 10, 2)]
-    blocks = held_blocks(one.lives, dict.fromkeys(rows[:-1], Need.NEVER_AGAIN))
+    # One that waits for its first use is not in the cache, if all that holds it is known.
+    lives = [*iterations(5), Life(8, 22, [40], None), Life(20, 24, [24], 24)]
+    waits = traced(lives, [*LOOP, 1, 3])
+    event = waits.lives.ledger.peak()
+    rows = [row_of(waits.lives.ledger, life) for life in (*range(0, 10, 2), 10)]
+    blocks = held_blocks(waits.lives, dict.fromkeys(rows[:-1], Need.NEVER_AGAIN))
     holders = {**dict.fromkeys(rows, cache), rows[-1]: VARIABLE}
-    assert FreedEarly(one, event, blocks, holders, {}).peak(one) == 8 + 4
-    assert FreedEarly(one, event, blocks, holders, {rows[-1]: VARIABLE}).peak(one) == 8 + 8 + 4
+    assert waits.lives.needs(event)[rows[-1]] is Need.NOT_YET
+    assert FreedEarly(waits, event, blocks, holders, {}).peak(waits) == 8 + 20
+    others = {rows[-1]: VARIABLE}
+    assert FreedEarly(waits, event, blocks, holders, others).peak(waits) == 8 + 8 + 20
 
 
 def test_what_waits_is_a_variable_until_the_next_one_comes() -> None:
