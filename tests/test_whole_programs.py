@@ -115,10 +115,13 @@ Traceback (most recent call last):
     return self._call_impl(*args, **kwargs)
            ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
   File "b.py", line 2, in forward
+nanobind: leaked 2 functions!
+ - leaked function "get_block"
+ - leaked function ""
 1 stream hazard
 """
     assert whole_programs._others(text) == (
         b"a: b\nTraceback (most recent call last):\n"
         b'  File "a.py", line 1, in <module>\n    model(x)\n  File "b.py", line 2, in forward\n'
-        b"1 stream hazard\n"
+        b"nanobind: leaked 2 functions!\n1 stream hazard\n"
     )

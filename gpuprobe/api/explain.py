@@ -235,6 +235,8 @@ class _Explaining:
         self._detail = ""
         self._steps = 0  # after which the epoch was ended in the first run, and is in later ones
         self._not_run: tuple[str, ...] = ()
+        self._less_reserved: dict[str, int] = {}
+        """By patch of a remedy that was tried, the reserved bytes that it saves."""
 
     def run(self) -> Explanation:
         recording = self._recorded()
@@ -300,7 +302,7 @@ class _Explaining:
         if not failed:
             causes = (*causes, *kept_causes(site, causes))
             causes = causes or tuple(growth_cause(site, growth_of(site), None))
-        ranked = _ranked(causes, list(self._cached(site, failed=failed)))
+        ranked = _ranked(causes, list(self._cached(site, failed=failed)), self._less_reserved)
         reserved = site.reserved
         index = int(site.device.partition(":")[2] or 0)
         return Explanation(
@@ -752,6 +754,7 @@ class _Explaining:
                 patch=result.remedy.patch.decode("utf-8", "replace"),
                 note=result.output.value,
             )
+            self._less_reserved[effect.patch] = result.before_reserved - result.peak_reserved
             return _Outcome(effect, candidate)
         if isinstance(result, TriedRemedy) and result.output is OutputComparison.DIFFERENT:
             note = "an edit was tried, and the changed program prints something else"
@@ -765,12 +768,18 @@ class _Explaining:
 
 
 def _ranked(
-    causes: Sequence[MemoryCause], cached: Sequence[MemoryCause]
+    causes: Sequence[MemoryCause],
+    cached: Sequence[MemoryCause],
+    less_reserved: Mapping[str, int],
 ) -> tuple[MemoryCause, ...]:
-    """All causes, those of cached memory first if it is more than the others save. Where a tensor
-    grows, that is why the cache has free blocks of many sizes.
+    """All causes, those of cached memory first if it is more than the others save.
+    ``less_reserved``: by patch, the reserved bytes that a remedy saves; what it frees in time is no
+    free block of the cache, either. Where a tensor grows, that is why the cache has free blocks of
+    many sizes.
     """
-    most = max(map(_saved, causes), default=0)
+    most = max(
+        (max(_saved(one), less_reserved.get(one.effect.patch, 0)) for one in causes), default=0
+    )
     grown = any(one.rule == GROWN for one in causes)
     first = [one for one in cached if _saved(one) > most and not (grown and one.rule == FRAGMENTS)]
     return (*first, *causes, *(one for one in cached if one not in first))

@@ -115,9 +115,23 @@ def _edits(cause: Diagnosed, path: str, text: ProgramText) -> Iterator[Edit]:
 def _deletions(place: _Place) -> Iterator[Edit]:
     holder = place.group.holder
     if holder is not None and holder.path:
-        for line in dict.fromkeys([place.used, place.made]):
+        name = holder.path[0].label
+        lines = [place.used] if place.used else _last_lines(place, name)
+        for line in dict.fromkeys([*lines, place.made]):
             if line:
-                yield DeleteAfterUse(line, holder.path[0].label)
+                yield DeleteAfterUse(line, name)
+
+
+def _last_lines(place: _Place, name: str) -> list[int]:
+    """The lines with a name after the one that made its value, in the same function, the last
+    first: what was made in an earlier step was used there, too.
+    """
+    made = place.text.statements(place.made)[:1] if place.made else []
+    around = (node for one in made for node in place.text.ancestors(one))
+    function = next((node for node in around if isinstance(node, FUNCTIONS)), place.text.tree)
+    end = getattr(function, "end_lineno", None) or len(place.text.starts)
+    lines = [line for line in _lines_with(place.text, name) if place.made < line <= end]
+    return lines[::-1] if made else []
 
 
 def _clones(place: _Place) -> Iterator[Edit]:

@@ -228,7 +228,11 @@ class FreedEarly(Replay):
                     yield row
             else:
                 yield row
-        for row in self.main.lives.needs(self._event):
+        for row, need in self.main.lives.needs(self._event).items():
+            roots = [one.root for one in (holders.get(row), others.get(row)) if one is not None]
+            elsewhere = len(roots) == 2 and HolderRoot.CACHE not in roots
+            if elsewhere and need is Need.NOT_YET:
+                continue  # what comes into the cache with its first use is not in it
             if made[row] > made[newest.get(kinds[row], row)]:
                 del newest[kinds[row]]  # the cache may have that one, if it has one
         yield from newest.values()
@@ -420,7 +424,8 @@ _ALIKE: Final = 0.01
 
 def over_all_steps(site: PeakSite, replays: Sequence[Replay]) -> list[RunPeak]:
     """The most memory of the run for each replay: in the trace of the peak, and in the other steps
-    that have more, the highest first. A step without a trace counts as one with the same peak.
+    that have more, or may have, the highest first. A step without a trace counts as one with the
+    same peak, and so does one of which the counters have only bounds: it did not raise them.
     """
     highest = [replay.peak(replay.main) for replay in replays]
     unknown = [0] * len(replays)
@@ -428,24 +433,25 @@ def over_all_steps(site: PeakSite, replays: Sequence[Replay]) -> list[RunPeak]:
     if not site.rank.steps or not replays:
         return [RunPeak(peak, at_least=False) for peak in highest]
     main = replays[0].main
-    counted = site.rank.columns.number("allocated_least", site.device)
+    least = site.rank.columns.number("allocated_least", site.device)
+    most = site.rank.columns.number("allocated_most", site.device)
     traced = {step.index: step for step in site.rank.traced_steps()}
     done = [max(main.lives.ledger.allocated_after())]
-    for at in sorted(range(len(counted)), key=counted.__getitem__, reverse=True):
-        rows = [row for row, peak in enumerate(highest) if counted[at] > peak]
-        if not rows:
-            break
+    for at in sorted(range(len(least)), key=least.__getitem__, reverse=True):
+        alike = any(abs(least[at] - peak) <= _ALIKE * peak for peak in done)
+        bound = least[at] if alike else most[at]
+        rows = [row for row, peak in enumerate(highest) if bound > peak]
         others = None
-        if len(done) <= _MOST_TRACES:
+        if rows and len(done) <= _MOST_TRACES:
             others = _traces_but(site, traced.get(site.rank.steps[at].index), main)
         if others is not None:
-            done.append(counted[at])
+            done.append(least[at])
             for other in others:
                 for row in rows:
                     highest[row] = max(highest[row], replays[row].peak(other))
-        elif all(abs(counted[at] - peak) > _ALIKE * peak for peak in done):
+        elif not alike:
             for row in rows:
-                unknown[row] = max(unknown[row], counted[at])
+                unknown[row] = max(unknown[row], least[at])
     return [RunPeak(peak, more > peak) for peak, more in zip(highest, unknown, strict=True)]
 
 

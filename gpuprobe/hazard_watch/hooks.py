@@ -99,21 +99,27 @@ class _CudaHooks:
         patches.add(when_imported(_COMPILER, lambda: self._compiling(patches)))
 
     def _compiling(self, patches: Patches) -> None:
-        """Allow the synchronisations of torch's compiler, which reads the constants of a graph.
-        Called when it has been imported.
+        """Allow the synchronisations of torch's compiler, which reads the constants of a graph, in
+        torch 2.15 also before it compiles the graph. Called when it has been imported.
         """
         module: Any = sys.modules[_COMPILER]
-        original, source = module._compile_fx_inner, self._source
+        for name in ("_compile_fx_inner", "_recursive_joint_graph_passes"):
+            if hasattr(module, name):
+                patches.set(module, name, self._allowed(getattr(module, name)))
+
+    def _allowed(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, whose synchronisations are no findings."""
+        source = self._source
 
         @functools.wraps(original)
-        def compile_inner(*args: Any, **kwargs: Any) -> Any:
+        def allowed(*args: Any, **kwargs: Any) -> Any:
             source.allowed += 1
             try:
                 return original(*args, **kwargs)
             finally:
                 source.allowed -= 1
 
-        patches.set(module, "_compile_fx_inner", compile_inner)
+        return allowed
 
     def _backward(self, patches: Patches) -> None:
         """Track the lines that call backward passes, and report the passes."""

@@ -110,8 +110,8 @@ MODELS: Final[tuple[tuple[str, str], ...]] = (
     # pattern, what is assumed where a program calls it
     (
         r"cublasLtMatmulAlgoGetHeuristic",
-        "that cuBLASLt needs no workspace beyond the one that torch allocates in advance: NVIDIA "
-        "does not document which kernel it picks",
+        "that cuBLASLt needs no workspace (before torch 2.15, none beyond the one that torch keeps "
+        "for cuBLAS): NVIDIA does not document which kernel it picks",
     ),
     (
         r"cudnnBackend(GetAttribute|Execute)",

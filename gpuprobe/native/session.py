@@ -246,8 +246,8 @@ class NativeSession:
             self.runtime.collectives.name_places(groups.place_in_job)
             self.runtime.collectives.alone(self._job is not None)
         if self._job is not None:
-            groups.without_splits(self._patches)
             assert self.traffic is not None  # `NativeMeasurement.recorded` comes before `start`
+            groups.without_splits(self._patches, self.traffic)
             groups.install(self._job, len(self.gpus), self._patches, self.traffic, self.assume)
 
     def _compute(self) -> None:

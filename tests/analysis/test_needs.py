@@ -105,6 +105,14 @@ def needs(lives: list[Life], operator: int, **options: int) -> dict[int, Need]:
     return {(addresses[row] >> 20) - 1: found.need(row, event) for row in ledger.alive(event)}
 
 
+def test_scratch_of_the_operator_that_runs_is_no_tensor() -> None:
+    lives = [Life(8, 1, [1, 2], None), Life(4, 2, [2], 3), Life(32, 2, [], 2, traced=False)]
+    found = Biographies(ledger_of(trace_of(lives)))
+    peak = found.ledger.peak()
+    assert set(found.needs(peak).values()) == {Need.IN_USE}
+    assert found.tensors(peak) == 8 + 4
+
+
 def test_each_need() -> None:
     lives = [
         Life(8, 1, [2, 9], None, later=True),  # 0: used before and after

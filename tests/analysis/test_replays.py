@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from report_builders import recording, step
+from report_builders import recording, step, window
 from test_needs import Life, trace_of
 
 from gpuprobe.analysis.peak.needs import Biographies
@@ -28,7 +28,7 @@ from gpuprobe.causes.replays import (
 from gpuprobe.model.needs import Need
 from gpuprobe.model.run.holders import HeldBy, Holder, HolderRoot, Kept
 from gpuprobe.model.trace import Frame
-from gpuprobe.model.values import Bytes
+from gpuprobe.model.values import Bytes, Peak
 
 FILE = "/home/me/train.py"
 OUTSIDE = 99
@@ -248,6 +248,17 @@ def test_a_limited_cache_keeps_its_newest_result() -> None:
     cache = replace(KEPT, root=HolderRoot.CACHE)
     assert freed(one, event, range(0, 10, 2), first=cache).peak(one) == 8 + 4
     assert freed(one, event, range(0, 8, 2), first=cache).peak(one) == 8 + 4
+    # One that waits for its first use is not in the cache, if all that holds it is known.
+    lives = [*iterations(5), Life(8, 22, [40], None), Life(20, 24, [24], 24)]
+    waits = traced(lives, [*LOOP, 1, 3])
+    event = waits.lives.ledger.peak()
+    rows = [row_of(waits.lives.ledger, life) for life in (*range(0, 10, 2), 10)]
+    blocks = held_blocks(waits.lives, dict.fromkeys(rows[:-1], Need.NEVER_AGAIN))
+    holders = {**dict.fromkeys(rows, cache), rows[-1]: VARIABLE}
+    assert waits.lives.needs(event)[rows[-1]] is Need.NOT_YET
+    assert FreedEarly(waits, event, blocks, holders, {}).peak(waits) == 8 + 20
+    others = {rows[-1]: VARIABLE}
+    assert FreedEarly(waits, event, blocks, holders, others).peak(waits) == 8 + 8 + 20
 
 
 def test_what_waits_is_a_variable_until_the_next_one_comes() -> None:
@@ -297,6 +308,20 @@ def test_the_most_of_all_steps_counts() -> None:
     (site,) = device_peaks(recording(steps, chosen))
     assert known(site, main) == RunPeak(4 * 8 + 4, at_least=False)
     assert other.lives.ledger.trace.step == 1
+
+
+def test_a_step_that_did_not_raise_the_counters_is_known_by_its_trace() -> None:
+    """Its peak may be the same, but with the change it has more: it keeps another kind of memory,
+    by another line.
+    """
+    main, other = traced(iterations(5), LOOP), traced(iterations(5), [7] * 10)
+    other.lives.ledger.trace.step = 1
+    chosen = [one.lives.ledger.trace for one in (main, other)]
+    bounds = window("cuda:0", Peak(1, 44))
+    high = step(0, {"forward": 44}, device="cuda:0")
+    low = step(1, {"forward": 44}, device="cuda:0", windows=(bounds,))
+    (site,) = device_peaks(recording([high, low], chosen))
+    assert known(site, main) == RunPeak(5 * 8 + 4, at_least=False)
 
 
 def test_a_step_without_a_trace_is_like_one_with_the_same_peak() -> None:

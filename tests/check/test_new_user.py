@@ -288,11 +288,11 @@ def test_a_check_that_fails_prints_what_to_do(
     capfd.readouterr()
     options = ["--blame-budget", "0", "--tolerance", "peak_reserved=1%,4096B"]
     if project:
-        (here / "train.py").write_text(text.replace("int(sys.argv[1])", "8000"), encoding="utf-8")
+        (here / "train.py").write_text(text.replace("int(sys.argv[1])", "80000"), encoding="utf-8")
         more = []
     else:
-        given[-1] = "8000"
-        more = ["train.py", "--", "8000"]
+        given[-1] = "80000"
+        more = ["train.py", "--", "80000"]
     once = ["--repeat", "1"]  # the comparison is exact
     assert gpuprobe("check", *once, *options, *given) == 1
     lines = capfd.readouterr().out.splitlines()

@@ -273,7 +273,8 @@ def test_a_definition_and_its_use(project: Path) -> None:
         "parts/model.py",
         (
             "import nn\n",
-            "import nn\n\nKEPT = []\n\n\ndef keep(x):\n    KEPT.append(x)\n    return x\n",
+            "import nn\n\nKEPT = []\n\n\ndef keep(x):\n    KEPT.append(x.repeat(4, 1))\n"
+            "    return x\n",
         ),
         ("kept = model(kept).relu()", "kept = keep(model(kept).relu())"),
     )

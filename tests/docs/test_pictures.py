@@ -33,6 +33,7 @@ def test_the_start_of_vllm_is_drawn_from_the_committed_output() -> None:
         assert f"{shown}\n" in page  # the same figures
 
 
+@pytest.mark.pinned_torch
 def test_the_estimate_is_the_one_that_the_picture_shows(runner: blocks.Runner) -> None:
     made = pictures.question_text(pictures.answer(runner))
     assert pictures.ESTIMATE_TEXT.read_text(encoding="utf-8") == made, AGAIN
@@ -45,6 +46,7 @@ def test_the_picture_shows_the_explanation(runner: blocks.Runner) -> None:
     assert pictures.current(lines, picture), AGAIN
 
 
+@pytest.mark.pinned_torch
 def test_the_picture_shows_the_screen(runner: blocks.Runner) -> None:
     screen = pictures.words(pictures.view(runner))
     assert {"forward", "optimizer", "activation"} <= screen

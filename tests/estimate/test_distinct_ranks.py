@@ -124,6 +124,16 @@ def test_shards_that_are_not_equally_large(rank_2_of_4: Traffic) -> None:
 
 
 @pytest.mark.simulated
+def test_a_rank_outside_a_mesh_has_no_group_of_it(rank_2_of_4: Traffic) -> None:
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+    init_device_mesh("cuda", (4,))
+    mesh = DeviceMesh("cuda", [[0, 1]], mesh_dim_names=("dp", "tp"))
+    assert mesh.get_coordinate() is None
+    assert [0, 1] in rank_2_of_4.differences.document()["groups"]
+
+
+@pytest.mark.simulated
 def test_whole_tensors_that_are_dealt_out(rank_2_of_4: Traffic) -> None:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 

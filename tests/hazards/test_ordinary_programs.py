@@ -16,7 +16,6 @@ pytestmark = [pytest.mark.simulated, pytest.mark.filterwarnings("ignore")]
 # What makes the host wait in them, and how often: what each says it does, and nothing else.
 SYNCS = {
     "captured_training_step": {"item": 1},
-    "compiled_model": {"item": 1},
     # gloo copies through the host
     "data_parallel_over_gloo": {"item": 1, "copy from pageable memory": 2},
 }

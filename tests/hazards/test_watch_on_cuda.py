@@ -19,6 +19,7 @@ import gpuprobe
 from gpuprobe.hazard_watch import hooks
 from gpuprobe.hazard_watch.source import EventSource
 from gpuprobe.patching import Patches
+from gpuprobe.torch_support.version import installed
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
 
@@ -242,7 +243,8 @@ def test_tensors_of_host_values_are_waited_for() -> None:
         ("copy", 1, True),
         ("new tensor from host values", 1, False),
         ("new tensor from host values", 1, False),
-        ("number assigned to an element", 1, False),
+        # Since torch 2.15 a kernel fills the element.
+        *([("number assigned to an element", 1, False)] if installed() < (2, 15) else []),
     ]
 
 

@@ -311,6 +311,14 @@ def test_the_edit_that_saves_most_is_shown(tmp_path: Path) -> None:
     assert first["effect"]["after"] < 0.6 * first["effect"]["before"]
 
 
+def test_scratch_of_matrix_products_makes_no_cause_too_small(tmp_path: Path) -> None:
+    """32 MiB for each on this GPU, while a backward pass runs (since torch 2.15)."""
+    program = LOSSES.replace("4096, 64", "512, 64")
+    _, found = explain(tmp_path, program, "--gpu", "h100-80gb")
+    assert found["causes"][0]["rule"] == "kept-graphs"
+    assert found["causes"][0]["effect"]["certainty"] == "tried"
+
+
 def test_a_program_that_needs_its_memory_has_no_cause(tmp_path: Path) -> None:
     done, found = explain(tmp_path, CONTROL)
     assert (done.returncode, found["causes"]) == (0, [])

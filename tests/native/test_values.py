@@ -67,7 +67,7 @@ CASES = {
     "swallowed": "True",
     "budget": "it needs more than 5e+09 floating-point operations\n"
     "its tensors need more than 1.0 GiB",
-    "measured": "5.1 GiB, and about a minute of computing for its first step\nsmall\n"
+    "measured": "5.0 GiB, and about a minute of computing for its first step\nsmall\n"
     "its tensors take",
     "at_once": "all values were computed",
     "arrays": "(1, 2) float64\nnan [1. 1.]",

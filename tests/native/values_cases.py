@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import resource
 import sys
 import threading
@@ -127,6 +128,8 @@ def budget() -> None:
 
 
 def measured() -> None:
+    # Small workspaces: torch 2.13 keeps two of them, torch 2.15 frees each after the product.
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"
     from gpuprobe.native.process import loaded
     from gpuprobe.native.values import budget
 

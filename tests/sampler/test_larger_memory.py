@@ -678,7 +678,29 @@ def test_workspaces_that_dominate_are_set_by_their_setting(tmp_path: Path, width
 
 
 @pytest.mark.simulated
-def test_a_workspace_at_the_address_of_an_earlier_tensor_is_not_its_memory(tmp_path: Path) -> None:
+def test_the_workspace_of_a_product_is_one(tmp_path: Path) -> None:
+    """Also where it is freed at once, as since torch 2.15; not a tensor of its size that is."""
+    path = tmp_path / "run.gpuprobe"
+    with (
+        gpuprobe.virtual_gpu("t4", compute="shapes"),
+        gpuprobe.record(path, level="trace", trace_steps="all") as recorder,
+        recorder.step(),
+    ):
+        kept = numbers(64, 64)
+        torch.empty(8_519_680, dtype=torch.uint8, device="cuda")
+        kept @ kept
+    (rank,) = gpuprobe.load(path).ranks
+    (trace,) = rank.traces.of(rank.steps[0])
+    codes = zip(trace.events.action, trace.events.category, strict=True)
+    workspaces = [code for _, code in codes if code == Category.WORKSPACE.code]
+    assert len(workspaces) == 1
+
+
+@pytest.mark.simulated
+def test_a_workspace_at_the_address_of_an_earlier_tensor_is_not_its_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_CUBLAS_WORKSPACE_CACHE", "1")  # as before torch 2.15
     path = tmp_path / "run.gpuprobe"
     with (
         gpuprobe.virtual_gpu("t4", compute="shapes"),

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import gpuprobe
+from gpuprobe.torch_support.version import installed
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.simulated]
 MIB = 1 << 20
@@ -113,7 +114,10 @@ def test_gradients_that_a_step_frees_before_its_backward_are_gradients(
             optimizer.step()
     report = gpuprobe.report(gpuprobe.load(tmp_path / "run"))
     rows = {row["key"]: row["bytes"] for row in report["categories"]["rows"]}
-    assert rows["gradient"] == rows["parameter"] > 4 * MIB
+    # The first bias has its gradient last: after the peak, which since torch 2.15 is that of the
+    # workspace of the product before it.
+    late = 0 if installed() < (2, 15) else 4 * 2048
+    assert rows["gradient"] == rows["parameter"] - late > 4 * MIB
     before = [r for r in report["top_lines"]["rows"] if r["key"] == "(before the trace)"]
     if steps == "all":  # then the trace of the step before says where they were made
         assert before == []

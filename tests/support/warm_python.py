@@ -128,16 +128,19 @@ def ranks() -> dict[str, str]:
 
 
 def gpuprobe(
-    *arguments: object, cwd: Path | None = None, timeout: float = 300
+    *arguments: object,
+    cwd: Path | None = None,
+    timeout: float = 300,
+    environment: Mapping[str, str] = {},
 ) -> subprocess.CompletedProcess[str]:
     """One command of gpuprobe, with what it printed; in a process that may crash, and that may not
     hang: after ``timeout`` seconds subprocess.TimeoutExpired is raised. The processes that the
-    command starts are forked as well (`NESTED`).
+    command starts are forked as well (`NESTED`). ``environment``: in addition to this one.
     """
     return subprocess.run(
         [shared().python, "-m", "gpuprobe", *map(str, arguments)],
         cwd=cwd,
-        env={**os.environ, **NESTED},
+        env={**os.environ, **NESTED, **environment},
         capture_output=True,
         text=True,
         timeout=timeout,

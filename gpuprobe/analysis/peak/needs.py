@@ -145,11 +145,19 @@ class Biographies:
         return self._needs[event]
 
     def tensors(self, event: int) -> int:
-        """The bytes of all tensors that are alive just after an event: without libraries'."""
+        """The bytes of all tensors that are alive just after an event: without libraries', also
+        those that the operator of the event has for its own duration.
+        """
         size = self.ledger.size
         return sum(
-            size[row] for row, need in self.needs(event).items() if need is not Need.UNTRACED
+            size[row]
+            for row, need in self.needs(event).items()
+            if not (need is Need.UNTRACED or (need is Need.IN_USE and self._is_scratch(row)))
         )
+
+    def _is_scratch(self, row: int) -> bool:
+        """Whether no operator made or used a row."""
+        return not (self.made[row] or self.last[row])
 
     def row_of(self, reference: int) -> int | None:
         """The row that a column of the trace refers to (see `gpuprobe.model.trace`)."""

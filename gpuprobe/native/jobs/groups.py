@@ -15,6 +15,7 @@ from gpuprobe.native.jobs.store import LoneStore
 from gpuprobe.patching import Patches
 from gpuprobe.torch_support.callers import place_now
 from gpuprobe.torch_support.traffic import Traffic
+from gpuprobe.torch_support.version import installed
 
 _RANKS_AT: Final = 2
 """Position of the ranks in ``_new_process_group_helper``: none for the default group."""
@@ -46,9 +47,10 @@ def place_in_job() -> tuple[str, int]:
     return place_now(), dist.get_rank() if dist.is_available() and dist.is_initialized() else -1
 
 
-def without_splits(patches: Patches) -> None:
+def without_splits(patches: Patches, sent: Traffic) -> None:
     """Communicators are made from the start, and not split off others: ``ncclCommSplit`` gets the
     size of the new group from its other ranks, of which the simulated GPU's NCCL has none.
+    ``sent`` notes the groups.
     """
     import torch.distributed as dist
 
@@ -61,6 +63,8 @@ def without_splits(patches: Patches) -> None:
     original = getattr(c10d, "split_group", None)
     if original is None:
         return
+    # What a rank outside all groups gets, and what a device mesh compares with.
+    outside = c10d.GroupMember.NON_GROUP_MEMBER if installed() >= (2, 15) else None
 
     @functools.wraps(original)
     def split_group(
@@ -72,8 +76,9 @@ def without_splits(patches: Patches) -> None:
         backend: Any = None,
     ) -> Any:
         members = c10d.get_process_group_ranks(parent_pg)
-        for ranks in split_ranks or ():
-            chosen = [members[rank] for rank in ranks]
+        groups = [[members[rank] for rank in ranks] for ranks in split_ranks or ()]
+        sent.differences.groups.update(dict.fromkeys(map(tuple, groups)))
+        for chosen in groups:
             if c10d.get_rank() in chosen:
                 return c10d.new_group(
                     chosen,
@@ -85,7 +90,7 @@ def without_splits(patches: Patches) -> None:
                 )
         if not split_ranks:
             raise ValueError("split_ranks cannot be None or empty")
-        return None
+        return outside
 
     patches.set_all(c10d, {"split_group": split_group}, "torch.distributed")
 

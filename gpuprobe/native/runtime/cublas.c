@@ -107,7 +107,7 @@ int FN(cublasLtMatmulPreferenceSetAttribute)(handle *d, int attribute, const voi
   if (attribute == 1 && bytes == 8) d->numbers[0] = *(const int64_t *)value;   // CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES
   return 0;
 }
-// A model: one algorithm, with no workspace beyond the one that torch allocates for it in advance.
+// A model: one algorithm, with no workspace beyond the one that torch keeps (before 2.15).
 typedef struct { uint64_t algorithm[8]; size_t workspace; int status; float waves; int reserved[4]; } heuristic;
 _Static_assert(sizeof(heuristic) == 96, "cublasLtMatmulHeuristicResult_t has 96 bytes");
 int FN(cublasLtMatmulAlgoGetHeuristic)(void *h, void *d, void *a, void *b, void *c, void *out, void *preference, int wanted, heuristic *results, int *count) {

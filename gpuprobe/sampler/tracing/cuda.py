@@ -5,11 +5,14 @@ torch's memory history is switched on for one step at a time, with Python stacks
 the program records a history itself, it has that alone (`gpuprobe.torch_support.memory_history`),
 and no trace is taken.
 
-cuBLAS's workspaces are identified here too. torch allocates one for each handle and stream at its
-first matrix product and keeps it (``getCurrentCUDABlasHandle`` in
+cuBLAS's workspaces are identified here too. Up to 2.14 torch allocates one for each handle and
+stream at its first matrix product and keeps it (``getCurrentCUDABlasHandle`` in
 ``aten/src/ATen/cuda/CublasHandlePool.cpp``). The history has only the line of that product, and on
 newer GPUs the size alone, 32 MiB, proves nothing: a workspace is the first block of that size for a
-stream and a thread that no tensor owns when the step ends.
+stream and a thread that no tensor owns when the step ends. Since 2.15 torch allocates one for each
+product and frees it at once, unless ``TORCH_CUBLAS_WORKSPACE_CACHE`` is set
+(``CUDABlasHandleWithWorkspace`` in ``ATen/cuda/CUDAContextLight.h``): a block of that size that is
+freed before the next one is allocated, and no operator's result.
 """
 
 from __future__ import annotations
@@ -336,11 +339,16 @@ class Workspaces:
         for i, address in enumerate(trace.baseline.address):
             if (trace.device, address) in self._places and trace.baseline.size[i] == size:
                 trace.baseline.category[i] = _WORKSPACE
+        made = trace.events.made if uses else ()
+        if installed() >= _OF_EACH_PRODUCT:
+            for row in _rows_freed_at_once(trace.events, size):
+                if not made or not made[row]:
+                    _name_workspace(trace, row)
         rows = list(_kept_rows(trace.events, size))
         if not rows:
             return
         if uses:
-            rows = [row for row in rows if not trace.events.made[row]]
+            rows = [row for row in rows if not made[row]]
             owned = set[int]()
         else:
             owned = _addresses_of_tensors(trace.device)
@@ -354,10 +362,32 @@ class Workspaces:
                 continue
             met.add(key)
             self._places.add((trace.device, address))
-            trace.events.category[row] = _WORKSPACE
-            frames = trace.stacks.stacks[stack]
-            name = trace.stacks.frame(_WORKSPACE_FRAME)
-            trace.events.stack[row] = trace.stacks.stack((name, *frames))
+            _name_workspace(trace, row)
+
+
+_OF_EACH_PRODUCT = (2, 15)
+"""The version of torch from which on it allocates a workspace for each matrix product."""
+
+
+def _name_workspace(trace: MemoryTrace, row: int) -> None:
+    """Set the category of an event, and the function that allocates a workspace as its innermost
+    frame.
+    """
+    trace.events.category[row] = _WORKSPACE
+    frames = trace.stacks.stacks[trace.events.stack[row]]
+    name = trace.stacks.frame(_WORKSPACE_FRAME)
+    trace.events.stack[row] = trace.stacks.stack((name, *frames))
+
+
+def _rows_freed_at_once(events: EventColumns, size: int) -> Iterator[int]:
+    """The allocations of a size that are freed before the next allocation."""
+    last = -1
+    for row, (action, nbytes) in enumerate(zip(events.action, events.size, strict=True)):
+        if action == ALLOC:
+            last = row if nbytes == size else -1
+        elif action == FREE_REQUESTED and last >= 0 and events.address[row] == events.address[last]:
+            yield last
+            last = -1
 
 
 def _kept_rows(events: EventColumns, size: int) -> Iterator[int]:
