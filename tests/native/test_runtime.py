@@ -278,6 +278,27 @@ def test_capture_joins_streams_and_replays_copies_and_host_functions(core: Path)
     )
 
 
+def test_a_graph_keeps_a_user_object_until_its_last_copy_is_destroyed(core: Path) -> None:
+    run(
+        core,
+        """
+        ended = []
+        call = ctypes.CFUNCTYPE(None, c_void_p)(ended.append)
+        g = new("cudaGraphCreate", 0)
+        o = new("cudaUserObjectCreate", c_void_p(7), call, 1, 1)
+        ok(f.cudaUserObjectRetain(o, 1))
+        ok(f.cudaGraphRetainUserObject(g, o, 1, 1))  # one of the two moves to the graph
+        ok(f.cudaUserObjectRelease(o, 1))
+        x = new("cudaGraphInstantiate", g, c_longlong(0))
+        ok(f.cudaGraphDestroy(g))
+        assert ended == []
+        ok(f.cudaGraphExecDestroy(x))
+        assert ended == [7]
+        assert f.cudaUserObjectCreate(byref(o), c_void_p(7), call, 0, 1) == 1
+        """,
+    )
+
+
 def test_the_program_may_close_and_replace_the_descriptors_of_the_runtime(core: Path) -> None:
     run(
         core,

@@ -9,7 +9,10 @@ static capture *capture_by_id(unsigned long long id);
 #define STREAM_MAGIC 0x73747265u
 #define EVENT_MAGIC 0x65766e74u
 
-struct graph { uint32_t magic; graph_node *nodes; size_t count, room; _Atomic int references; int device; long long driver_bytes; };
+#define USER_OBJECT_MAGIC 0x7573726fu
+typedef struct user_object { uint32_t magic; _Atomic unsigned references; void (*destroy)(void *); void *of; } user_object;
+typedef struct kept_object { user_object *object; unsigned count; } kept_object;   // references that a graph has
+struct graph { uint32_t magic; graph_node *nodes; size_t count, room; _Atomic int references; int device; long long driver_bytes; kept_object *kept; size_t kept_count; };
 typedef struct event {
   uint32_t magic;
   unsigned flags;
@@ -339,7 +342,22 @@ static capture *capture_by_id(unsigned long long id) {
   return NULL;
 }
 static graph *new_graph(void) { graph *g = calloc(1, sizeof *g); g->magic = 0x67726170; g->references = 1; return g; }
-static void drop_graph(graph *g) { if (atomic_fetch_sub(&g->references, 1) == 1) { g->magic = 0; if (g->driver_bytes) driver_memory(g->device, -g->driver_bytes); free(g->nodes); free(g); } }
+// The destructor of a user object runs where the last reference is released: the driver has a thread for it.
+static void release_object(user_object *o, unsigned count) {
+  if (atomic_fetch_sub(&o->references, count) != count) return;
+  o->magic = 0;
+  o->destroy(o->of);
+  free(o);
+}
+static void drop_graph(graph *g) {
+  if (atomic_fetch_sub(&g->references, 1) != 1) return;
+  g->magic = 0;
+  if (g->driver_bytes) driver_memory(g->device, -g->driver_bytes);
+  for (size_t i = 0; i < g->kept_count; i++) release_object(g->kept[i].object, g->kept[i].count);
+  free(g->kept);
+  free(g->nodes);
+  free(g);
+}
 static void add_node(graph *g, graph_node node) {
   if (g->count == g->room) { g->room = g->room ? g->room * 2 : 64; g->nodes = realloc(g->nodes, g->room * sizeof *g->nodes); }
   g->nodes[g->count++] = node;
@@ -424,12 +442,45 @@ static _Atomic unsigned long long graphs_made, graph_nodes_made;
 static pthread_once_t graph_costs_once = PTHREAD_ONCE_INIT;
 static int graph_bytes, graph_node_bytes;   // settings: what the driver holds for an executable graph, and for each of its nodes
 static void read_graph_costs(void) { graph_bytes = setting("graph_bytes", 0); graph_node_bytes = setting("graph_node_bytes", 0); }
+static void keep_object(graph *g, user_object *o, unsigned count, bool move) {
+  if (!move) atomic_fetch_add(&o->references, count);
+  g->kept = realloc(g->kept, (g->kept_count + 1) * sizeof *g->kept);
+  g->kept[g->kept_count++] = (kept_object){o, count};
+}
+static bool is_object(const user_object *o) { return o && o->magic == USER_OBJECT_MAGIC; }
+int FN(cudaUserObjectCreate)(user_object **out, void *of, void (*destroy)(void *), unsigned references, unsigned flags) {
+  if (!out || !destroy || !references || flags != 1) return fail(INVALID_VALUE);   // 1: cudaUserObjectNoDestructorSync
+  user_object *o = calloc(1, sizeof *o);
+  *o = (user_object){USER_OBJECT_MAGIC, references, destroy, of};
+  *out = o;
+  return SUCCESS;
+}
+int FN(cudaUserObjectRetain)(user_object *o, unsigned count) { if (!is_object(o)) return fail(INVALID_VALUE); atomic_fetch_add(&o->references, count); return SUCCESS; }
+int FN(cudaUserObjectRelease)(user_object *o, unsigned count) { if (!is_object(o)) return fail(INVALID_VALUE); release_object(o, count); return SUCCESS; }
+int FN(cudaGraphRetainUserObject)(graph *g, user_object *o, unsigned count, unsigned flags) {
+  if (!g || g->magic != 0x67726170 || !is_object(o) || !count) return fail(INVALID_VALUE);
+  keep_object(g, o, count, flags == 1);   // cudaGraphUserObjectMove: the caller's references become the graph's
+  return SUCCESS;
+}
+int FN(cudaGraphReleaseUserObject)(graph *g, user_object *o, unsigned count) {
+  if (!g || g->magic != 0x67726170 || !is_object(o)) return fail(INVALID_VALUE);
+  for (size_t i = 0; i < g->kept_count; i++) {
+    kept_object *one = &g->kept[i];
+    if (one->object != o || one->count < count) continue;
+    one->count -= count;
+    if (!one->count) *one = g->kept[--g->kept_count];
+    release_object(o, count);
+    return SUCCESS;
+  }
+  return fail(INVALID_VALUE);
+}
 static int instantiate(graph **out, graph *g) {
   if (!g || g->magic != 0x67726170) return fail(INVALID_VALUE);
   graph *x = new_graph();
   x->nodes = malloc((g->count ? g->count : 1) * sizeof *x->nodes);
   memcpy(x->nodes, g->nodes, g->count * sizeof *x->nodes);
   x->count = x->room = g->count;
+  for (size_t i = 0; i < g->kept_count; i++) keep_object(x, g->kept[i].object, g->kept[i].count, false);
   atomic_fetch_add(&graphs_made, 1);
   atomic_fetch_add(&graph_nodes_made, g->count);
   pthread_once(&graph_costs_once, read_graph_costs);
