@@ -255,12 +255,18 @@ def _unneeded(
 
 def _unreachable(lives: Biographies, event: int, holders: Mapping[int, Holder]) -> set[int]:
     """What a recording that ends leaves open, and no name of the program leads to: the program
-    cannot use it again.
+    cannot use it again. It does not use what only a cache of results keeps since an earlier step,
+    such as the object of a method that was called.
     """
+    roots = {
+        row: holders[row].root
+        for row, need in lives.needs(event).items()
+        if need is Need.OPEN and row in holders
+    }
     return {
         row
-        for row, need in lives.needs(event).items()
-        if need is Need.OPEN and row in holders and holders[row].root is HolderRoot.CYCLE
+        for row, root in roots.items()
+        if root is HolderRoot.CYCLE or (root is HolderRoot.CACHE and not lives.used_here(row))
     }
 
 

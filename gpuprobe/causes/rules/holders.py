@@ -45,7 +45,7 @@ def diagnose(group: HeldGroup) -> Answer | None:
     if not result and (holder.container is not None or len(holder.path) > 1):
         return Answer(
             "kept-tensors",
-            f"{size} from {main.made_at} are {used} and kept by {kept_in(holder)}",
+            f"{size} from {main.made_at} are {used} and kept by {_kept_by(group, holder)}",
             "drop what is not needed any more, or keep copies on the CPU (.detach().cpu())",
             code=".detach().cpu()",
             edit=EditKind.TO_CPU,
@@ -81,6 +81,16 @@ def late_variable(blocks: Iterable[HeldBlock], holders: Mapping[int, Holder]) ->
     for name, size in kept.most_common(1):
         return f"{human_bytes(size)} of them kept by the variable {name}"
     return ""
+
+
+def _kept_by(group: HeldGroup, holder: Holder) -> str:
+    """What keeps a group: one of its names stands for the others of an object without a container,
+    such as a model.
+    """
+    several = len(group.blocks)
+    if several == 1 or holder.container is not None or len(holder.path) < 2:
+        return kept_in(holder)
+    return f"{holder.path[0].label}: {several:,} tensors, such as {holder.place}"
 
 
 def _is_result(group: HeldGroup, holder: Holder) -> bool:

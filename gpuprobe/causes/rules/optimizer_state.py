@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpuprobe.causes.answer import Answer
 from gpuprobe.causes.groups import HeldGroup
 from gpuprobe.model.memory import Category
+from gpuprobe.model.run.holders import HolderRoot
 from gpuprobe.model.text import human_bytes
 
 
@@ -12,6 +13,8 @@ def diagnose(group: HeldGroup) -> Answer | None:
     """Optimizer state that nothing uses again."""
     if not group.mostly(Category.OPTIMIZER_STATE) or group.holder is None:
         return None
+    if group.holder.root is HolderRoot.CACHE:
+        return None  # nothing of the program refers to the optimizer
     return Answer(
         "stale-optimizer-state",
         f"{human_bytes(group.bytes)} are the state of an optimizer that makes no step again: "

@@ -30,17 +30,17 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
     rows = [*saved, *here]
     if not rows:
         return
-    main = live.largest(saved or here)
+    main = live.of_most(saved or here)
     computed = live.largest(here or gradients)
     at = live.place(computed)
     size = human_bytes(live.bytes_of(rows))
     graph = (
-        f": {human_bytes(live.bytes_of(saved))} of it is kept by the autograd graph from "
-        f"{live.place(main)} on"
+        f": {human_bytes(live.bytes_of(saved))} of it is kept by the autograd graph, most from "
+        f"{live.place(main)}"
         if saved
         else ""
     )
-    final = [row for row in here if live.lives.survives(row)]
+    final = [row for row in gradients if live.lives.survives(row)]
     yield Excess(
         Answer(
             "unread-gradients",
