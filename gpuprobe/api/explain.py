@@ -827,6 +827,8 @@ def _stored_at(diagnosed: Diagnosed, script: str) -> Place | None:
         return None
     if isinstance(diagnosed.replay, Smaller) and by_graph(holder):
         return None
+    if holder.root is HolderRoot.CACHE and holder.line:  # of the decorator
+        return Place(holder.file, holder.line, holder.function)
     first = holder.path[0] if holder.path else None
     names = stored_names(holder)
     if diagnosed.group.mostly(*OF_A_MODEL) or holder.kind == _PARAMETER:

@@ -23,9 +23,11 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
         for row, inputs in enumerate(live.column("inputs"))
         if inputs and requested[row] >= 4 * inputs and live.text("made_name", row) == _SCATTER
     }
-    of_indices |= _compared(live)
+    compared = _compared(live)
+    of_indices |= compared
     roots = list(of_indices)
     group, labels = set(roots), set(roots)
+    group |= {part for row in compared for part in live.parts(row)}
     ready = list(roots)
     while ready:
         row = ready.pop()
