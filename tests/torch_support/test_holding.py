@@ -28,6 +28,7 @@ from gpuprobe.analysis.growth import keeper
 from gpuprobe.model.io.codec import from_plain, to_plain
 from gpuprobe.model.run.holders import Holder, HolderRoot, Kept
 from gpuprobe.model.values import Bytes
+from gpuprobe.sampler.tracing.held import _key
 from gpuprobe.torch_support.holding.objects import OUTSIDE
 from gpuprobe.torch_support.holding.search import (
     Holders,
@@ -1462,3 +1463,13 @@ def test_what_the_frames_of_kept_exceptions_and_a_variable_hold(main: dict[str, 
     for _ in range(12):  # far away, so that the exception is found first
         main["kept"] = [main["kept"]]
     assert {at: one.name for at, one in also_of(keys).items()} == {0: "kept" + 12 * "[0]"}
+
+
+def test_what_is_not_used_is_kept_by_the_container_on_its_path(main: dict[str, Any]) -> None:
+    session = SimpleNamespace(model=SimpleNamespace(weight=new()), log=[new() for _ in "ab"])
+    main["session"] = session
+    keys = [storage_key(session.model.weight)]
+    keys += [storage_key(one) for one in session.log]
+    found = holders_of(keys, frames=())
+    of_model, first, second = (_key(found[key]) for key in keys)
+    assert first == second != of_model

@@ -55,7 +55,7 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
         main,
         rows,
         "without these gradients and their graph",
-        sizes=dict.fromkeys(gradients, 0),
+        sizes=dict.fromkeys((*gradients, *live.internals(gradients)), 0),
         ends=kept,
         kept_at=at if isinstance(at, Place) else None,
         named=parameters_like(live, final),
