@@ -60,7 +60,7 @@ from gpuprobe.causes.find import (
     causes_at,
     searched_at,
 )
-from gpuprobe.causes.groups import LEAST, LEAST_EFFECT, OF_A_MODEL, blocks_at, copied
+from gpuprobe.causes.groups import LEAST, LEAST_EFFECT, blocks_at, copied
 from gpuprobe.causes.lines import capture_line, loop_line, stored_as, storing_lines
 from gpuprobe.causes.recorded import (
     MANY_STEPS,
@@ -831,7 +831,7 @@ def _stored_at(diagnosed: Diagnosed, script: str) -> Place | None:
         return Place(holder.file, holder.line, holder.function)
     first = holder.path[0] if holder.path else None
     names = stored_names(holder)
-    if diagnosed.group.mostly(*OF_A_MODEL) or holder.kind == _PARAMETER:
+    if any(step.kind == _PARAMETER for step in holder.path):
         names = names[:1]  # what a model has, libraries may have put into it
     for name in names:
         files, function = files_of(diagnosed, script), None

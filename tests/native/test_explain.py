@@ -1060,6 +1060,7 @@ def test_what_a_cached_method_keeps_when_the_program_goes_on(tmp_path: Path) -> 
     first = found["causes"][0]
     assert first["rule"] == "cached-results"
     assert "World.steps" in first["sentence"]
+    assert "do not cache a method" in first["remedy"]
     assert first["kept_at"]["line"] == line_of(CACHED_METHOD, "lru_cache")
 
 
@@ -1093,6 +1094,7 @@ def test_the_part_whose_gradients_nothing_reads_is_named(tmp_path: Path) -> None
     first = found["causes"][0]
     assert first["rule"] == "unread-gradients"
     assert "are gradients of model.encoder that nothing reads" in first["sentence"]
+    assert first["code"].startswith("model.encoder.requires_grad_(False)")
 
 
 GOAL = """\

@@ -41,15 +41,17 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
         else ""
     )
     final = [row for row in gradients if live.lives.survives(row)]
+    owner = of_owner(live, final)
+    frozen = f"{owner.removeprefix(' of ')}.requires_grad_(False)"
     yield Excess(
         Answer(
             "unread-gradients",
-            f"{size} are gradients{of_owner(live, final)} that nothing reads, and what "
+            f"{size} are gradients{owner} that nothing reads, and what "
             f"their computation at {at} needs{graph}",
             "do not compute them: run this part under torch.no_grad() or detach its result; where "
             "gradients pass through it, requires_grad_(False) for its parameters, or "
             "torch.autograd.grad for the tensors whose gradients are used",
-            code="with torch.no_grad():",
+            code=f"{frozen}  # where nothing reads them" if owner else "with torch.no_grad():",
             edit=EditKind.NO_GRAD,
         ),
         main,

@@ -190,7 +190,8 @@ def other_names_of(found: Mapping[Key, Holder], sizes: Mapping[Key, int]) -> Hol
     """
     groups: dict[_Variable, list[Key]] = defaultdict(list)
     for key, one in found.items():
-        if len(one.path) > 1 and one.root in (HolderRoot.LOCAL, HolderRoot.GLOBAL):
+        of_name = one.root in (HolderRoot.LOCAL, HolderRoot.GLOBAL) and one.kept is Kept.TENSOR
+        if len(one.path) > 1 and of_name:
             module = one.name.removesuffix("".join(step.label for step in one.path))
             start = Start(one.root, one.path[0].label, one.function, module=module.rstrip("."))
             groups[_identity(start)].append(key)
@@ -436,8 +437,10 @@ class _Search:
             self._from(self._lasting())
             if self.missing:
                 self._from(self._modules())
+            of_function = None if self._cut is None else {one[2] for one in self._cut.starts}
             for own, frame in self._callers_of_innermost():
-                if self.missing:
+                known = of_function is None or frame.f_code.co_name in of_function
+                if self.missing and known:
                     self._from(self._variables(frame, own=own, instances=False))
         return found
 
