@@ -819,7 +819,7 @@ def _kept_at(
 
 def _stored_at(diagnosed: Diagnosed, script: str) -> Place | None:
     """The line that stores what holds the memory, if only one line of its files does: under the
-    innermost name that they store anything under, as objects of libraries have names of their own.
+    innermost name that they store anything under, as libraries name the parts of their objects.
     None where memory is smaller with the remedy: a graph holds it then, and should.
     """
     holder = diagnosed.group.holder

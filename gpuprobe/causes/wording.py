@@ -72,8 +72,8 @@ def parameters_like(live: LiveMemory, gradients: Collection[int]) -> list[int]:
 
 
 def of_owner(live: LiveMemory, gradients: Collection[int]) -> str:
-    """`` of model.encoder``: the part of a module, by a name of the program, whose parameters these
-    gradients are of; the only name whose parameters have their sizes; "" if neither is known.
+    """`` of model.encoder``: the part of a module, by a name of the program, that has all these
+    gradients; the only name whose parameters have their sizes; "" if neither is known.
     """
     part = _part_of(live, gradients)
     if part:
@@ -88,8 +88,8 @@ def of_owner(live: LiveMemory, gradients: Collection[int]) -> str:
 
 
 def _part_of(live: LiveMemory, gradients: Collection[int]) -> str:
-    """``model.encoder`` for gradients in ``Classifier.encoder.stem`` and its other parts; "" if
-    they are of a whole model, or of several.
+    """``model.encoder`` for gradients in ``Classifier.encoder.stem`` and its other parts; "" for
+    those of a whole model, or of several.
     """
     modules = {live.text("module", row) for row in gradients}
     levels = zip(*(module.split(".") for module in modules), strict=False)

@@ -97,8 +97,8 @@ def _remedy(live: LiveMemory, row: int, group: set[int]) -> tuple[str, str]:
     )
     return (
         "use torch.nn.functional.scaled_dot_product_attention, which keeps no weights, and divides "
-        "by the square root of the heads' size itself (or multiplies by scale=). Pass all that "
-        "this attention does besides: attn_mask= (True where attention is allowed, so ~mask of "
+        "by the square root of the heads' size itself (or multiplies by scale=). Pass what else "
+        "this attention does: attn_mask= (True where attention is allowed, so ~mask of "
         "a masked_fill; numbers are added), is_causal=True for a causal mask, dropout_p=",
         f"torch.nn.functional.scaled_dot_product_attention(q, k, v{arguments})",
     )

@@ -95,8 +95,8 @@ def _is_of_an_object(holder: Holder) -> bool:
 
 
 def _kept_by(group: HeldGroup, holder: Holder) -> str:
-    """What keeps a group: one of its names stands for the others of an object without a container,
-    such as a model.
+    """What keeps a group: of an object without a container, such as a model, the path to one
+    of them.
     """
     several = len(group.blocks)
     if several == 1 or holder.container is not None or len(holder.path) < 2:

@@ -111,5 +111,5 @@ def _indices_of(live: LiveMemory, row: int) -> int | None:
 
 _JOINS: Final = frozenset(("cat", "stack"))
 _INDEX: Final = 8
-"""The bytes of an index: torch's are of 64 bits."""
+"""The bytes of an index: torch's have 64 bits."""
 _LEAST_CLASSES: Final = 4

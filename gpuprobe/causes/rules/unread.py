@@ -51,7 +51,7 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
             "do not compute them: run this part under torch.no_grad() or detach its result; where "
             "gradients pass through it, requires_grad_(False) for its parameters, or "
             "torch.autograd.grad for the tensors whose gradients are used",
-            code=f"{frozen}  # where nothing reads them" if owner else "with torch.no_grad():",
+            code=f"{frozen}" if owner else "with torch.no_grad():",
             edit=EditKind.NO_GRAD,
         ),
         main,
