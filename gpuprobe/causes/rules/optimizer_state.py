@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from gpuprobe.causes.answer import Answer
 from gpuprobe.causes.groups import HeldGroup
 from gpuprobe.model.memory import Category
 from gpuprobe.model.run.holders import HolderRoot
 from gpuprobe.model.text import human_bytes
+
+
+_NAMES: Final = (HolderRoot.LOCAL, HolderRoot.GLOBAL)
 
 
 def diagnose(group: HeldGroup) -> Answer | None:
@@ -20,5 +25,5 @@ def diagnose(group: HeldGroup) -> Answer | None:
         f"{human_bytes(group.bytes)} are the state of an optimizer that makes no step again: "
         f"{group.holder.place}",
         "delete the optimizer (and what else refers to it) after its last step",
-        code=f"del {group.holder.path[0].label}" if group.holder.path else "",
+        code=f"del {group.holder.path[0].label}" if group.holder.root in _NAMES else "",
     )
