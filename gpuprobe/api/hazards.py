@@ -31,6 +31,7 @@ def detect_hazards(gpu: str | None = None) -> Iterator[Hazards]:
     ::
 
         with gpuprobe.detect_hazards() as h:
+            from train import train_step  # which imports torch
             train_step()
         for finding in h.findings:
             print(finding.kind, finding.message, finding.location)

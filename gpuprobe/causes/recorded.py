@@ -8,7 +8,7 @@ and tries the remedies.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final, NamedTuple
@@ -226,7 +226,9 @@ def _begin_of_step_before(site: PeakSite, mark: HighWater) -> int:
 
 
 def recorded_holders(mark: HighWater) -> dict[int, Holder]:
-    """By row of the ledger, what held it when the program, or a step, ended."""
+    """By row of the ledger, what held it when the program, or a step, ended; of memory that was
+    allocated after that, what holds older blocks of the same line and size in a container.
+    """
     ledger = mark.ledger
     by_event, by_baseline = {}, {}
     for holder, events, baseline in ledger.trace.held:
@@ -240,7 +242,27 @@ def recorded_holders(mark: HighWater) -> dict[int, Holder]:
         if start in by_event
     }
     found.update((ledger.made + row, holder) for row, holder in by_baseline.items())
-    return found
+    return {**found, **_of_the_same_line(mark, found)}
+
+
+def _of_the_same_line(mark: HighWater, holders: Mapping[int, Holder]) -> dict[int, Holder]:
+    """The rows that nothing is known to hold, and that are as large as several others of the same
+    stack, which one container holds; and those. How many the container has is unknown then.
+    """
+    ledger, alive = mark.ledger, mark.ledger.alive(mark.event)
+    rows: dict[tuple[int, int], list[int]] = {}
+    for row in alive:
+        rows.setdefault((ledger.stack[row], ledger.size[row]), []).append(row)
+    joined: dict[int, Holder] = {}
+    for same in rows.values():
+        held = [holders[row] for row in same if row in holders and holders[row].name]
+        if not 1 < len(held) < len(same):
+            continue
+        holder = held[0]
+        if holder.container is not None and all(one.owner == holder.owner for one in held):
+            path = tuple(replace(step, size=None) for step in holder.path)
+            joined.update(dict.fromkeys(same, replace(holder, path=path)))
+    return joined
 
 
 def _certain(

@@ -10,7 +10,6 @@ from gpuprobe.model.memory import Category
 from gpuprobe.model.run.holders import HolderRoot
 from gpuprobe.model.text import human_bytes
 
-
 _NAMES: Final = (HolderRoot.LOCAL, HolderRoot.GLOBAL)
 
 
