@@ -81,10 +81,10 @@ from gpuprobe.causes.rules.holders import late_variable
 from gpuprobe.causes.rules.joins import GROWN
 from gpuprobe.causes.variables import Variables
 from gpuprobe.errors import DataError, ProgramFailed, UsageError
+from gpuprobe.model.actions import OOM
 from gpuprobe.model.causes import Bound, Certainty, Effect, Explanation, MemoryCause, RunEnd
 from gpuprobe.model.io.codec import from_plain
 from gpuprobe.model.io.files import read_regular
-from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.place import Place
 from gpuprobe.model.run.holders import Holder, HolderRoot
 from gpuprobe.model.run.recording import Recording
@@ -962,9 +962,7 @@ def _failed(
 def _failure_in(mark: HighWater) -> HighWater:
     """The blocks at the last allocation that failed in the trace of a peak, if one did."""
     failures = [
-        event
-        for event, action in enumerate(mark.ledger.trace.events.action)
-        if action == TraceAction.OOM.code
+        event for event, action in enumerate(mark.ledger.trace.events.action) if action == OOM
     ]
     return live_at(mark.ledger, failures[-1]) if failures else mark
 

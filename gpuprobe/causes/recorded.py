@@ -26,9 +26,10 @@ from gpuprobe.causes.rules.gradients import LATE_GRADIENTS
 from gpuprobe.causes.rules.holders import LEAST_OF_A_STEP
 from gpuprobe.causes.wording import kept_in
 from gpuprobe.errors import DataError
+from gpuprobe.model.actions import OOM
 from gpuprobe.model.causes import Bound, Certainty, Effect, MemoryCause
 from gpuprobe.model.findings import Finding
-from gpuprobe.model.memory import Category, TraceAction
+from gpuprobe.model.memory import Category
 from gpuprobe.model.needs import Need
 from gpuprobe.model.place import NoPlace, Place
 from gpuprobe.model.report import LeakRow
@@ -53,7 +54,6 @@ EVALUATION = "evaluation"
 
 _MOST = 5
 _FAILED = Unavailable("what the program would allocate next is unknown")
-_OOM = TraceAction.OOM.code
 _A_NUMBER = 1 << 10
 """Bytes up to which a tensor that is kept is probably a loss or another number."""
 
@@ -142,7 +142,7 @@ def causes_in(site: PeakSite, mark: HighWater) -> tuple[MemoryCause, ...] | Unav
         return Unavailable("the uses of memory were not traced")
     event = mark.event
     error = None if site.rank.end is None else site.rank.end.error
-    failures = [at for at, action in enumerate(mark.ledger.trace.events.action) if action == _OOM]
+    failures = [at for at, action in enumerate(mark.ledger.trace.events.action) if action == OOM]
     holders = recorded_holders(mark)
     if error is not None and error.out_of_memory and failures:
         mark = live_at(mark.ledger, failures[-1])

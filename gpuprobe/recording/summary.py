@@ -16,8 +16,7 @@ from gpuprobe.analysis.completeness import (
 from gpuprobe.analysis.growth import Growth, growth_of
 from gpuprobe.analysis.launches import launches_of
 from gpuprobe.analysis.peak.forensics import Forensics, forensics
-from gpuprobe.analysis.peak.lifespans import lifespans_at
-from gpuprobe.analysis.peak.needs import needs_at
+from gpuprobe.analysis.peak.needs import lifespans_at, needs_at
 from gpuprobe.analysis.peak.peaks import (
     HighWater,
     PeakSite,

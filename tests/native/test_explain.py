@@ -867,6 +867,21 @@ def test_a_program_without_enough_memory_is_explained_on_an_endless_gpu(tmp_path
     assert found["causes"] == [], done.stderr
 
 
+def test_an_error_that_no_one_handles_keeps_nothing(tmp_path: Path) -> None:
+    """The operator that ran out of memory has its arguments, and its error is still raised."""
+    program = """\
+import torch
+
+x = torch.ones(1 << 27, device="cuda", requires_grad=True)
+net = torch.nn.Sequential(*(torch.nn.Sigmoid() for _ in range(40)))
+net(x).sum().backward()
+"""
+    done, found = explain(tmp_path, program)
+    assert found["ended"] == "out of memory"
+    assert found["causes"] == [], done.stderr
+    assert not found["failed"]
+
+
 def test_the_fix_of_a_program_without_enough_memory_was_tried(tmp_path: Path) -> None:
     """On the endless GPU, where the unchanged program runs to its end, too."""
     program = LOSSES.replace("range(6)", "range(30)").replace("4096, 64", "200_000, 64")

@@ -11,7 +11,8 @@ from gpuprobe.analysis.fragmentation import Fragmentation, PoolSpace, fragmentat
 from gpuprobe.analysis.peak.peaks import HighWater, by_category, by_line, live_at
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.analysis.trace.segments_at import layout_at
-from gpuprobe.model.memory import Category, TraceAction
+from gpuprobe.model.actions import OOM
+from gpuprobe.model.memory import Category
 from gpuprobe.model.place import SourceLine
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
@@ -21,7 +22,6 @@ from gpuprobe.user_frames import Lines
 WhatIf = Callable[[MemoryTrace, int], Iterable[tuple[str, bool]] | Unavailable]
 """(trace, event) -> the tested settings, and whether the allocation would have fitted."""
 
-_OOM = TraceAction.OOM.code
 
 _NEARLY_FULL = 0.98
 """The part of the available memory from which tensors fill a GPU: what is left is less than a
@@ -92,17 +92,17 @@ def oom_reports(
     """
     ledger = ledger_of(trace)
     events = ledger.trace.events
-    if _OOM not in events.action:
+    if OOM not in events.action:
         return ()
     lines = Lines(ledger.trace.stacks)
-    found = [i for i, action in enumerate(events.action) if action == _OOM][-most:]
+    found = [i for i, action in enumerate(events.action) if action == OOM][-most:]
     made = (_report(ledger, event, device_memory, not_torch, what_if, lines) for event in found)
     return tuple(made)
 
 
 def failed_allocations(trace: MemoryTrace | Ledger) -> int:
     """The number of failed allocations."""
-    return ledger_of(trace).trace.events.action.count(_OOM)
+    return ledger_of(trace).trace.events.action.count(OOM)
 
 
 def _report(

@@ -226,7 +226,6 @@ def _after(
 ) -> int:
     """What follows the program, whose text ``source`` returns; returns the exit code."""
     from gpuprobe.api import watch
-    from gpuprobe.sampler.failures import program_error
 
     target = program_of(args, "")
     words = target.arguments
@@ -245,7 +244,7 @@ def _after(
             simulate = f"gpuprobe run --gpu h100-80gb {shlex.join(words)}"
             stderr.note("torch finds no GPU here; to run the program on a simulated one:")
             stderr.note(f"  {simulate}")
-        if isinstance(result.error, Exception) and program_error(result.error).lacks_launcher:
+        if watch.lacks_launcher(result):
             gpus = [] if args.gpu is None else ["--gpu", args.gpu]
             words = [*(["-m"] if target.module else []), target.target, *target.arguments]
             torchrun = ["torchrun", "--nproc-per-node", "gpu"]
