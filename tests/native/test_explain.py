@@ -758,7 +758,7 @@ for step in range(4):
     (tmp_path / "wrong.py").write_text(f"import torch\ntorch.ones(9, device='cuda')\n{wrong}\n")
     done = gpuprobe("explain", "--gpu", "t4", "wrong.py", cwd=tmp_path)
     assert done.returncode == 5
-    assert "the program failed: ValueError: unknown\n" in done.stderr
+    assert re.search(r"the program failed: ValueError: unknown \(.*wrong\.py:3\)\n", done.stderr)
 
 
 def test_an_explanation_keeps_the_files_of_the_user(tmp_path: Path) -> None:
