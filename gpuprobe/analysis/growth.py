@@ -88,8 +88,12 @@ def rise_of(site: PeakSite) -> int | None:
     return ends[-1][1] - ends[0][1] if len(ends) >= _LEAST_STEPS else None
 
 
-def growth_of(site: PeakSite) -> Growth | None:
-    """The growth of the device of ``site``; None if there is no steady growth."""
+def growth_of(
+    site: PeakSite, least: float = MINIMUM_SHARE, within: int | None = None
+) -> Growth | None:
+    """The growth of the device of ``site``; None if there is no steady growth, or less than the
+    share ``least`` of the peak in the steps of the recording, or in ``within`` such steps.
+    """
     rank, device = site.rank, site.device
     if isinstance(site.amount, Unavailable):
         return None
@@ -98,7 +102,8 @@ def growth_of(site: PeakSite) -> Growth | None:
         return None
     grown = ends[-1][1] - ends[0][1]
     rises = sum(after > before for (_, before), (_, after) in pairwise(ends))
-    if rises < _MOSTLY * (len(ends) - 1) or grown < MINIMUM_SHARE * site.amount.at_least:
+    times = 1.0 if within is None else within / (len(ends) - 1)
+    if rises < _MOSTLY * (len(ends) - 1) or grown * times < least * site.amount.at_least:
         return None
     lines = _grown_lines(rank, device, [row for row, _ in ends])
     index = rank.columns.number(*INDEX)

@@ -22,7 +22,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from gpuprobe.analysis.growth import growth_of
+from gpuprobe.analysis.growth import Growth, growth_of
 from gpuprobe.analysis.peak.needs import Biographies, needs_at
 from gpuprobe.analysis.peak.peaks import (
     HighWater,
@@ -50,18 +50,20 @@ from gpuprobe.causes.edits import (
     EditCandidate,
     candidates,
     files_of,
-    stored_name,
+    stored_names,
     without_option,
 )
 from gpuprobe.causes.find import (
+    NO_GRAD,
     Diagnosed,
     cached_causes,
     causes_at,
     searched_at,
 )
 from gpuprobe.causes.groups import LEAST, LEAST_EFFECT, blocks_at, copied
-from gpuprobe.causes.lines import capture_line, loop_line, stored_as, storing_line
+from gpuprobe.causes.lines import capture_line, loop_line, stored_as, storing_lines
 from gpuprobe.causes.recorded import (
+    MANY_STEPS,
     cause_of,
     certain_causes,
     growth_cause,
@@ -91,7 +93,7 @@ from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import LineNumber, Unavailable
 from gpuprobe.processes import end_with_parent
-from gpuprobe.remedies.edits import CloneStored, Detach, Edit, ToCpu
+from gpuprobe.remedies.edits import CloneStored, Detach, Edit, NoGrad, ToCpu
 from gpuprobe.remedies.output import OutputComparison
 from gpuprobe.remedies.setting import AllocatorSetting
 from gpuprobe.remedies.text import ProgramText, Refused, parsed
@@ -140,6 +142,7 @@ _AS_MUCH: Final = 1.1
 place."""
 _NO_EDIT: Final = Unavailable("no edit is made for this")
 _TENSOR: Final = "Tensor"
+_PARAMETER: Final = "Parameter"
 """The type of a variable that only an assignment stores anything in."""
 _LEAST_STEPS: Final = 12
 """Training steps that are run of a longer program: most growth shows in these."""
@@ -301,7 +304,7 @@ class _Explaining:
         causes = self._causes(chosen, needs.total, failed=failed)
         if not failed:
             causes = (*causes, *kept_causes(site, causes))
-            causes = causes or tuple(growth_cause(site, growth_of(site), None))
+            causes = causes or tuple(growth_cause(site, self._growth(site), None))
         ranked = _ranked(causes, list(self._cached(site, failed=failed)), self._less_reserved)
         reserved = site.reserved
         index = int(site.device.partition(":")[2] or 0)
@@ -333,6 +336,14 @@ class _Explaining:
             searched=not self._notes,
             seconds=time.monotonic() - self._began,
         )
+
+    def _growth(self, site: PeakSite) -> Growth | None:
+        """The growth from step to step. What holds it is unknown of a run that was stopped, which
+        may have been too short for much growth.
+        """
+        if self._ended is not RunEnd.STOPPED:
+            return growth_of(site)
+        return growth_of(site, LEAST_EFFECT, MANY_STEPS)
 
     @property
     def _limit(self) -> str:
@@ -563,6 +574,8 @@ class _Explaining:
                 group = helped if made is not None else refuted if tried.refuted else others
             if _saved_bytes(effect, one.group.bytes) < _LEAST_BYTES:
                 continue
+            if made is not None and isinstance(made.edit, NoGrad):
+                one = _without_graph(one)
             kept_at = _stored_at(one, self._script)
             if made is not None or kept_at is None or one.kept_at is not None:
                 kept_at = _kept_at(one, edits, made) or kept_at
@@ -727,11 +740,12 @@ class _Explaining:
 
     def _best(self, edits: Sequence[EditCandidate], replayed: Effect) -> _Outcome:
         """The effect of the best edit: of one that saves about as much as the replay, no other is
-        tried, and edits of another kind only where none of the first one helps.
+        tried, and edits of another kind only where none of the first one helps enough.
         """
         best = _Outcome(replayed)
         for candidate in edits:
-            if best.helped and not isinstance(candidate.edit, type(edits[0].edit)):
+            enough = best.helped and not _saves_little(best.effect, replayed)
+            if enough and not isinstance(candidate.edit, type(edits[0].edit)):
                 break
             tried = self._tried(candidate, replayed)
             if not best.helped or (tried.helped and _after(tried.effect) < _after(best.effect)):
@@ -805,13 +819,23 @@ def _with_stored_name(one: Diagnosed, line: Place | None) -> Diagnosed:
     """The cause, with the name by which a line stores what keeps the memory, if the path that was
     found begins with another one: a method's ``self.outputs`` is its caller's ``trainer.outputs``.
     """
-    holder, name = one.group.holder, stored_name(one.group.holder)
-    text = None if line is None or not name else _text(line.file)
-    stored = "" if text is None or line is None else stored_as(text, line.line, name)
-    if holder is None or not stored or holder.name.startswith(stored):
+    holder = one.group.holder
+    text = None if line is None else _text(line.file)
+    if holder is None or text is None or line is None:
+        return one
+    stored = next(filter(None, (stored_as(text, line.line, n) for n in stored_names(holder))), "")
+    if not stored or holder.name.startswith(stored):
         return one
     sentence = f"{one.answer.sentence}; it is stored as {stored} at {line}"
     return one._replace(answer=replace(one.answer, sentence=sentence))
+
+
+def _without_graph(one: Diagnosed) -> Diagnosed:
+    """The cause, with the remedy that was tried: no gradients, where a graph is kept."""
+    if one.answer.code == NO_GRAD:
+        return one
+    remedy = "compute it without gradients, so that no graph is made"
+    return one._replace(answer=replace(one.answer, remedy=remedy, code=NO_GRAD))
 
 
 def _after(effect: Effect) -> int:
@@ -840,28 +864,36 @@ def _kept_at(
 
 
 def _stored_at(diagnosed: Diagnosed, script: str) -> Place | None:
-    """The line that stores what holds the memory, if only one line of its files does. None where
-    memory is smaller with the remedy: a graph holds it then, and should.
+    """The line that stores what holds the memory, if only one line of its files does: under the
+    innermost name that they store anything under, as libraries name the parts of their objects.
+    None where memory is smaller with the remedy: a graph holds it then, and should.
     """
     holder = diagnosed.group.holder
-    name = stored_name(holder)
-    if holder is None or not name:
+    if holder is None:
         return None
     if isinstance(diagnosed.replay, Smaller) and by_graph(holder):
         return None
-    files, function = files_of(diagnosed, script), None
+    if holder.root is HolderRoot.CACHE and holder.line:  # of the decorator
+        return Place(holder.file, holder.line, holder.function)
     first = holder.path[0] if holder.path else None
-    if first is not None and (first.label, first.kind) == (name, _TENSOR):
-        # Other variables may have the name.
-        if holder.root is HolderRoot.LOCAL and holder.file:
-            files, function = [holder.file], holder.function
-        elif holder.root is HolderRoot.GLOBAL:
-            files, function = [script] if script else files, ""
-    for path in files:
-        text = _text(path)
-        line = 0 if text is None else storing_line(text, name, function)
-        if line:
-            return Place(path, LineNumber(line))
+    names = stored_names(holder)
+    if any(step.kind == _PARAMETER for step in holder.path):
+        names = names[:1]  # what a model has, libraries may have put into it
+    for name in names:
+        files, function = files_of(diagnosed, script), None
+        if first is not None and (first.label, first.kind) == (name, _TENSOR):
+            # Other variables may have the name.
+            if holder.root is HolderRoot.LOCAL and holder.file:
+                files, function = [holder.file], holder.function
+            elif holder.root is HolderRoot.GLOBAL:
+                files, function = [script] if script else files, ""
+        texts = [(path, text) for path in files if (text := _text(path)) is not None]
+        lines = [(path, storing_lines(text, name, function)) for path, text in texts]
+        for path, found in lines:
+            if len(found) == 1:
+                return Place(path, LineNumber(min(found)))
+        if any(found for _, found in lines):
+            return None
     return None
 
 

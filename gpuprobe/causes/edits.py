@@ -228,14 +228,18 @@ def stored_name(holder: Holder | None) -> str:
     """The last name of a path: ``sum`` of ``meter.sum.grad_fn``; of an exception that a name keeps,
     that of the exception.
     """
+    return next(iter(stored_names(holder)), "")
+
+
+def stored_names(holder: Holder | None) -> list[str]:
+    """The names on a path, the innermost first."""
     if holder is None:
-        return ""
+        return []
     labels = [step.label for step in holder.path]
     if holder.root is HolderRoot.EXCEPTION:
         labels = re.findall(r"\.?[A-Za-z_]\w*", re.sub(r"\[[^\]]*\]", "", holder.via))
     names = [re.fullmatch(r"\.?([A-Za-z_]\w*)", label) for label in labels]
-    known = [name[1] for name in names if name and name[1] not in _OF_TORCH]
-    return known[-1] if known else ""
+    return [name[1] for name in reversed(names) if name and name[1] not in _OF_TORCH]
 
 
 _OF_TORCH: Final = ("grad_fn", "grad", "saved", "__traceback__", "sys", "last_value", "last_exc")

@@ -256,12 +256,18 @@ def _unneeded(
 
 def _unreachable(lives: Biographies, event: int, holders: Mapping[int, Holder]) -> set[int]:
     """Blocks that the program cannot use again, as no name leads to them, among those of which the
-    recording ends before they are freed.
+    recording ends before they are freed; or that only a cache of results has, and it does not use
+    since an earlier step, such as the object of a method that was called.
     """
+    roots = {
+        row: holders[row].root
+        for row, need in lives.needs(event).items()
+        if need is Need.OPEN and row in holders
+    }
     return {
         row
-        for row, need in lives.needs(event).items()
-        if need is Need.OPEN and row in holders and holders[row].root is HolderRoot.CYCLE
+        for row, root in roots.items()
+        if root is HolderRoot.CYCLE or (root is HolderRoot.CACHE and not lives.used_here(row))
     }
 
 

@@ -16,17 +16,14 @@ _STORING: Final = frozenset(
 _CONTAINERS: Final = frozenset(("dict", "list", "set", "deque", "defaultdict", "OrderedDict"))
 
 
-def storing_line(text: ProgramText, name: str, function: str | None = None) -> int:
-    """The only line of a file that stores a computed value under a name: a variable, an attribute,
-    or an element of a container of this name. 0 if there is none, or several. ``function``: the
-    one of the variable, if that is not a container; ``""`` for a global. By default, anything with
-    the name counts.
+def storing_lines(text: ProgramText, name: str, function: str | None = None) -> set[int]:
+    """The lines of a file that store a computed value under a name: a variable, an attribute, or an
+    element of a container of this name. ``function``: the one of the variable, if that is not a
+    container; ``""`` for a global. By default, anything with the name counts.
     """
     if function is None:
-        stored = set(_elements(text.tree, name)) or set(_assigned(ast.walk(text.tree), name))
-    else:
-        stored = set(_assigned(_in_scope(text.tree, function, name), name))
-    return stored.pop() if len(stored) == 1 else 0
+        return set(_elements(text.tree, name)) or set(_assigned(ast.walk(text.tree), name))
+    return set(_assigned(_in_scope(text.tree, function, name), name))
 
 
 def _in_scope(tree: ast.Module, function: str, name: str) -> Iterator[ast.AST]:

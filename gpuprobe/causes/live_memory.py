@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,7 +19,8 @@ from gpuprobe.model.needs import Need
 from gpuprobe.model.place import NoPlace, Place
 from gpuprobe.model.run.holders import Holder
 from gpuprobe.model.trace import Frame, Made
-from gpuprobe.user_frames import Lines
+from gpuprobe.model.values import LineNumber
+from gpuprobe.user_frames import Lines, is_user_frame
 
 STATE = frozenset(
     {
@@ -198,6 +200,24 @@ class LiveMemory:
         """The frames that made a row, innermost first."""
         return self.ledger.trace.stacks.frames_of(self.ledger.stack[row])
 
+    def called_at(self, rows: Iterable[int]) -> Place | None:
+        """The innermost line of the program that all rows were made in a call from; None if they
+        have none in common.
+        """
+        common: list[tuple[str, int, str]] | None = None
+        for stack in {self.ledger.stack[row] for row in rows}:
+            lines = [
+                (one.filename, one.line, one.name)
+                for one in reversed(self.ledger.trace.stacks.frames_of(stack))
+                if is_user_frame(one)
+            ]
+            shared = lines if common is None else common
+            common = [one for one, other in zip(shared, lines, strict=False) if one == other]
+        if not common:
+            return None
+        file, line, function = common[-1]
+        return Place(file, LineNumber(line), function)
+
     def files(self, row: int) -> list[str]:
         """The files of the frames that made a row, innermost first, with slashes."""
         return [one.filename.replace("\\", "/") for one in self.frames(row)]
@@ -253,6 +273,14 @@ class LiveMemory:
     def largest(self, rows: Iterable[int]) -> int:
         """The first of the largest rows."""
         return max(rows, key=self.size.__getitem__)
+
+    def of_most(self, rows: Collection[int]) -> int:
+        """The first of the largest rows of the line that made the most."""
+        lines: Counter[Place | NoPlace] = Counter()
+        for row in rows:
+            lines[self.place(row)] += self.size[row]
+        line = lines.most_common(1)[0][0]
+        return self.largest(row for row in rows if self.place(row) == line)
 
     @cached_property
     def kinds(self) -> list[tuple[tuple[object, ...], int]]:

@@ -393,7 +393,7 @@ def _container(holder: Holder) -> str:
     return re.sub(r"\[[^\]]*\]", "[]", holder.name)
 
 
-_MANY: Final = 10_000
+MANY_STEPS: Final = 10_000
 """The steps after which what grows has to be `LEAST_EFFECT` of the peak: numbers for a plot never
 are."""
 
@@ -411,7 +411,7 @@ def kept_causes(site: PeakSite, known: Sequence[MemoryCause]) -> Iterator[Memory
             continue
         if any(name.startswith(_container(holder)) for name in names):
             continue  # the same container, or what one of its elements keeps
-        if not one.grows(traced) or holder.bytes * _MANY < LEAST_EFFECT * peak * len(traced):
+        if not one.grows(traced) or holder.bytes * MANY_STEPS < LEAST_EFFECT * peak * len(traced):
             continue
         sentence = (
             f"{kept_in(holder)} grows with the steps, and nothing uses what it keeps: "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import takewhile
 from typing import Final
 
 from gpuprobe.causes.live_memory import LiveMemory
@@ -22,6 +23,7 @@ def kept_in(holder: Holder) -> str:
         if (step.holding or 0) > 1:
             size = "" if step.size is None else f" of {step.size:,}"
             where = f" in {holder.function}" if holder.function else ""
+            where += f"; also {holder.also}" if holder.also else ""
             return f"{''.join(labels)} ({with_article(step.kind)}{size}{where})"
     return holder.place
 
@@ -71,7 +73,12 @@ def parameters_like(live: LiveMemory, gradients: Collection[int]) -> list[int]:
 
 
 def of_owner(live: LiveMemory, gradients: Collection[int]) -> str:
-    """`` of model``: the only name whose parameters have the sizes of all these gradients."""
+    """`` of model.encoder``: the part of a module, by a name of the program, that has all these
+    gradients; the only name whose parameters have their sizes; "" if neither is known.
+    """
+    part = _part_of(live, gradients)
+    if part:
+        return f" of {part}"
     sizes = {live.ledger.requested[row] for row in gradients}
     names: dict[str, set[int]] = {}
     for row in parameters_like(live, gradients):
@@ -79,3 +86,20 @@ def of_owner(live: LiveMemory, gradients: Collection[int]) -> str:
         if holder is not None and holder.path and holder.kept is Kept.TENSOR:
             names.setdefault(holder.path[0].label, set()).add(live.ledger.requested[row])
     return f" of {next(iter(names))}" if len(names) == 1 and sizes in names.values() else ""
+
+
+def _part_of(live: LiveMemory, gradients: Collection[int]) -> str:
+    """``model.encoder`` for gradients in ``Classifier.encoder.stem`` and its other parts; "" for
+    those of a whole model, or of several.
+    """
+    modules = {live.text("module", row) for row in gradients}
+    levels = zip(*(module.split(".") for module in modules), strict=False)
+    parts = [names[0] for names in takewhile(lambda names: len(set(names)) == 1, levels)]
+    inner = "".join(f".{name}" for name in parts[1:])
+    for row in parameters_like(live, gradients) if inner else ():
+        holder = live.holders.get(row)
+        name = "" if holder is None or holder.kept is not Kept.TENSOR else holder.name
+        at = f"{name}.".find(f"{inner}.")
+        if at > 0:
+            return f"{name[:at]}{inner}"
+    return ""

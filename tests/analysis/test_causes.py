@@ -9,6 +9,7 @@ from report_builders import recording, step, trace
 from gpuprobe.analysis.compare.accounts import Account, LineShare, _sorted
 from gpuprobe.analysis.compare.causes import Context, explain, wording
 from gpuprobe.analysis.compare.diff import DiffRow
+from gpuprobe.analysis.growth import Growth, growth_of
 from gpuprobe.analysis.peak.peaks import device_peaks
 from gpuprobe.analysis.trace.parts import AFTER, FIRST, LATER, traced
 from gpuprobe.model.memory import Category
@@ -87,3 +88,16 @@ def test_traces_are_complete_if_every_full_step_has_one() -> None:
 def test_names_are_in_the_order_of_their_bytes() -> None:
     sizes = Counter({"b": 3, "a": 3, "c": 9, "": 20})
     assert _sorted(sizes) == (("c", 9), ("a", 3), ("b", 3))
+
+
+def test_growth_that_is_small_in_a_short_run_counts_in_a_long_one() -> None:
+    def grown(rise: int) -> Growth | None:
+        steps = [step(at, {"forward": 1000 * MIB}, end=500 * MIB + at * rise) for at in range(12)]
+        (site,) = device_peaks(recording(steps))
+        assert growth_of(site) is None
+        return growth_of(site, 0.05, 10_000)
+
+    assert grown(512) is None  # of a loss
+    found = grown(64 << 10)
+    assert found is not None
+    assert found.per_step == 64 << 10

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuprobe.causes.answer import EXPECTED, Answer
+from gpuprobe.causes.answer import EXPECTED, Answer, EditKind
 from gpuprobe.causes.groups import HeldBlock, HeldGroup
 from gpuprobe.causes.rules import early
 from gpuprobe.model.memory import Category
@@ -14,7 +14,9 @@ from gpuprobe.model.place import Place
 LINE = Place("train.py", 3, "load")
 
 
-def group(category: Category, *, used_in_step: bool, need: Need = Need.NOT_YET) -> HeldGroup:
+def group(
+    category: Category, *, used_in_step: bool, need: Need = Need.NOT_YET, made_by: str = ""
+) -> HeldGroup:
     blocks = [
         HeldBlock(
             row=row,
@@ -27,7 +29,7 @@ def group(category: Category, *, used_in_step: bool, need: Need = Need.NOT_YET) 
             by="mm",
             phase="forward",
             earlier=True,
-            made_by="",
+            made_by=made_by,
             uses=(row + 1, row + 1) if used_in_step else (0, 0),
         )
         for row in range(3)
@@ -60,3 +62,11 @@ def test_what_waits_for_a_later_step(
 
 def test_what_was_used_is_for_other_rules() -> None:
     assert early.diagnose(group(Category.INPUT, used_in_step=True, need=Need.NEVER_AGAIN)) is None
+
+
+@pytest.mark.parametrize(("made_by", "results"), [("convolution", True), ("_to_copy", False)])
+def test_what_is_computed_waits_for_other_results(made_by: str, results: bool) -> None:
+    answer = early.diagnose(group(Category.TEMPORARY, used_in_step=False, made_by=made_by))
+    assert isinstance(answer, Answer)
+    assert ("are results that wait" in answer.sentence) is results
+    assert (answer.edit is EditKind.TO_CPU) is results

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuprobe.causes.lines import capture_line, loop_line, retaining_line, stored_as, storing_line
+from gpuprobe.causes.lines import capture_line, loop_line, retaining_line, stored_as, storing_lines
 from gpuprobe.remedies.text import ProgramText
 
 PROGRAM = """\
@@ -35,6 +35,11 @@ class Loop:
 TEXT = ProgramText("train.py", PROGRAM.encode())
 
 
+def _only_line(text: ProgramText, name: str, function: str | None = None) -> int:
+    lines = storing_lines(text, name, function)
+    return lines.pop() if len(lines) == 1 else 0
+
+
 def line_of(part: str) -> int:
     return next(at for at, line in enumerate(PROGRAM.splitlines(), 1) if part in line)
 
@@ -49,7 +54,7 @@ def line_of(part: str) -> int:
     ],
 )
 def test_the_line_that_stores(name: str, part: str) -> None:
-    assert storing_line(TEXT, name) == line_of(part)
+    assert _only_line(TEXT, name) == line_of(part)
 
 
 @pytest.mark.parametrize(
@@ -69,11 +74,11 @@ def test_a_variable_is_stored_in_its_function() -> None:
     """Also where a function of the same file has a variable of the same name."""
     text = ProgramText("train.py", OF_TWO_FUNCTIONS.encode())
     lines = OF_TWO_FUNCTIONS.splitlines()
-    assert storing_line(text, "logits") == 0
-    assert lines[storing_line(text, "logits", "") - 1] == "logits, loss = model(x)"
-    assert lines[storing_line(text, "logits", "sample") - 1].endswith("logits = model(x)[0][:, -1]")
-    assert storing_line(text, "logits", "other") == 0
-    assert lines[storing_line(text, "last", "") - 1].endswith("last = x.exp()")
+    assert _only_line(text, "logits") == 0
+    assert lines[_only_line(text, "logits", "") - 1] == "logits, loss = model(x)"
+    assert lines[_only_line(text, "logits", "sample") - 1].endswith("logits = model(x)[0][:, -1]")
+    assert _only_line(text, "logits", "other") == 0
+    assert lines[_only_line(text, "last", "") - 1].endswith("last = x.exp()")
 
 
 OF_TWO_FUNCTIONS = """\
@@ -89,7 +94,7 @@ logits, loss = model(x)
 
 @pytest.mark.parametrize("name", ["twice", "unknown"])
 def test_several_lines_or_none_are_no_line(name: str) -> None:
-    assert storing_line(TEXT, name) == 0
+    assert _only_line(TEXT, name) == 0
 
 
 def test_the_backward_pass_that_keeps_its_graph() -> None:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 import gpuprobe
 from gpuprobe.analysis.peak.needs import Biographies
@@ -22,6 +23,7 @@ from gpuprobe.causes.find import causes_at
 from gpuprobe.model.causes import Bound
 from gpuprobe.model.memory import Category
 from gpuprobe.model.needs import Need
+from gpuprobe.model.place import Place
 
 
 def numbers(*shape: int, **options: object) -> torch.Tensor:
@@ -131,6 +133,23 @@ def one_hot_sums() -> None:  # of the vectors of each code, as in a codebook
     chosen.t() @ numbers(1 << 16, 4)
 
 
+def compared() -> None:  # with one class after the other
+    labels = torch.randint(0, 32, (1 << 17,), device="cuda")
+    target = torch.stack([torch.where(labels == c, 1, 0) for c in range(32)], 1)
+    (target * numbers(1 << 17, 32).log_softmax(-1)).sum()
+
+
+def compared_at_once() -> None:
+    labels = torch.randint(0, 32, (1 << 17,), device="cuda")
+    target = (labels[:, None] == torch.arange(32, device="cuda")).float()
+    (target * numbers(1 << 17, 32).log_softmax(-1)).sum()
+
+
+def compared_with_others() -> None:  # of the same size: no classes
+    first, second = torch.randint(0, 32, (2, 1 << 20), device="cuda")
+    (torch.stack([first == second, first != second]).float() * numbers(2, 1 << 20)).sum()
+
+
 def padded() -> None:
     ids = torch.zeros(64, 512, dtype=torch.long)
     ids[:, :100] = torch.randint(1, 999, (64, 100))
@@ -177,6 +196,65 @@ def one_loss_of_two_outputs() -> None:  # the graphs are one: each output needs 
         return (net(numbers(8192, 512)) * net(numbers(8192, 512))).mean()
 
     _trained(1, work)
+
+
+def _adapted(kind: torch.dtype, norm: bool = False) -> None:
+    half = torch.bfloat16
+    weights = [nn.Parameter(numbers(512, 512, dtype=kind)) for _ in range(2)]
+    optimizer = torch.optim.SGD(weights, lr=0.1, foreach=False)
+    x = numbers(16384, 512, dtype=half)
+    for _ in range(4):
+        wide = x.to(kind)
+        if norm:
+            wide = F.layer_norm(wide, (512,))
+        x = (wide @ weights[0] @ weights[1]).to(half)
+    x.float().mean().backward()
+    optimizer.step()
+
+
+def wide_adapters() -> None:
+    _adapted(torch.float32)
+
+
+def adapters_of_one_type() -> None:
+    _adapted(torch.bfloat16)
+
+
+def wide_norms() -> None:  # for their precision
+    _adapted(torch.float32, norm=True)
+
+
+class _Recomputed(nn.Module):
+    def __init__(self, parts: int) -> None:
+        super().__init__()
+        layers = [nn.Sequential(nn.Linear(512, 512), nn.ReLU()) for _ in range(4)]
+        self.layers = nn.ModuleList(layers)
+        self.size = 4 // parts
+
+    def part(self, at: int, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers[at : at + self.size]:
+            x = layer(x)
+        return x
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for at in range(0, 4, self.size):
+            x = checkpoint(self.part, at, x, use_reentrant=False)
+        return x
+
+
+def _recomputed(parts: int) -> None:
+    net = _Recomputed(parts).cuda()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, foreach=False)
+    net(numbers(16384, 512)).mean().backward()
+    optimizer.step()
+
+
+def whole_checkpoint() -> None:
+    _recomputed(1)
+
+
+def checkpoints_of_blocks() -> None:
+    _recomputed(2)
 
 
 def frozen_teacher() -> None:
@@ -347,6 +425,11 @@ def _scored(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
 
 def attention_weights() -> None:
     _attended(lambda q, k, v: F.dropout(_scored(q, k), 0.1) @ v)
+
+
+def attention_weights_with_a_mask() -> None:
+    mask = torch.ones(1024, 1024, dtype=torch.bool, device="cuda").triu(1)
+    _attended(lambda q, k, v: (q @ k.mT / 8).masked_fill(mask, -1e9).softmax(-1) @ v)
 
 
 def attention_weights_in_autocast() -> None:
@@ -551,6 +634,14 @@ KINDS: dict[Callable[[], None], str] = {
     narrowed: "narrowed-later",
     one_hot: "one-hot",
     one_hot_sums: "one-hot",
+    compared: "one-hot",
+    compared_at_once: "one-hot",
+    compared_with_others: "",
+    wide_adapters: "widened",
+    adapters_of_one_type: "",
+    wide_norms: "",
+    whole_checkpoint: "whole-checkpoint",
+    checkpoints_of_blocks: "",
     padded: "padding",
     masked: "",
     margins: "",
@@ -580,6 +671,7 @@ KINDS: dict[Callable[[], None], str] = {
     skipped: "",
     attention_weights: "attention-weights",
     attention_weights_with_scores: "attention-weights",
+    attention_weights_with_a_mask: "attention-weights",
     attention_weights_in_autocast: "attention-weights",
     attention_weights_of_transformers: "attention-weights",
     fused_attention: "",
@@ -635,6 +727,14 @@ def test_each_kind_is_found_and_what_looks_alike_is_not(tmp_path: Path) -> None:
             assert first is not None
             own = kind is attention_weights
             assert ("attn_implementation" in first.answer.code) is not own
+            assert ("dropout_p=" in first.answer.code) is own
+        if kind is attention_weights_with_a_mask:
+            assert first is not None
+            assert "attn_mask=~mask" in first.answer.code
+        if kind is two_losses:
+            assert first is not None
+            assert isinstance(first.kept_at, Place)
+            assert first.kept_at.function == "work"
     assert found == {kind.__name__: rule for kind, rule in KINDS.items()}
 
 

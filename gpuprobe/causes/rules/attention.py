@@ -63,7 +63,7 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
             f"from {at}, with a number for each pair of positions: the autograd graph "
             f"keeps {human_bytes(live.bytes_of(saved))} of them for the backward pass, and only "
             "the product with the values reads them",
-            *_remedy(live, main),
+            *_remedy(live, main, group),
         ),
         main,
         rows,
@@ -73,7 +73,8 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
     )
 
 
-def _remedy(live: LiveMemory, row: int) -> tuple[str, str]:
+def _remedy(live: LiveMemory, row: int, group: set[int]) -> tuple[str, str]:
+    """In words and as code. ``group``: the weights, scores and what is made of them."""
     file, function = _MULTIHEAD
     if function in live.functions(row, file):
         return (
@@ -88,11 +89,27 @@ def _remedy(live: LiveMemory, row: int) -> tuple[str, str]:
             "from_pretrained or in the configuration",
             'attn_implementation="sdpa"',
         )
-    return (
-        "use torch.nn.functional.scaled_dot_product_attention, which keeps no weights (with a "
-        "mask, a bias or dropout as its arguments)",
-        "torch.nn.functional.scaled_dot_product_attention(q, k, v)",
+    columns = ("made_name", "first_name", "last_name")
+    forward = [one for one in group if not live.text("made_phase", one).startswith("backward")]
+    names = {live.text(column, one) for column in columns for one in forward}
+    arguments = "".join(
+        argument for argument, by in _ARGUMENTS.items() if any(one in names for one in by)
     )
+    return (
+        "use torch.nn.functional.scaled_dot_product_attention, which keeps no weights, and divides "
+        "by the square root of the heads' size itself (or multiplies by scale=). Pass what else "
+        "this attention does: attn_mask= (True where attention is allowed, so ~mask of "
+        "a masked_fill; numbers are added), is_causal=True for a causal mask, dropout_p=",
+        f"torch.nn.functional.scaled_dot_product_attention(q, k, v{arguments})",
+    )
+
+
+_ARGUMENTS: Final[dict[str, tuple[str, ...]]] = {
+    ", attn_mask=~mask": ("masked_fill", "masked_fill_"),
+    ", attn_mask=mask": ("where", "add", "add_"),
+    ", dropout_p=p if self.training else 0.0": (_DROPOUT, "bernoulli_"),
+}
+"""By operators between the two products, what the call has to pass."""
 
 
 def _scores(live: LiveMemory, row: int) -> set[int] | None:

@@ -64,7 +64,7 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
     rows = [row for row in live.rows if row in group]
     if not rows or not reduced or not forward:
         return
-    main = max(forward, key=lambda row: (live.size[row], row in live.needs, row))
+    main = max(forward, key=lambda row: (live.size[row], row in live.needs, -live.lives.made[row]))
     pairs = [row for row in sorted(live.operands(main)) if row in live.needs]
     of_pairs = of_names(live, pairs) if pairs else ""
     saved = saved_by(live, rows)

@@ -11,6 +11,7 @@ from gpuprobe.causes.live_memory import STATE, Excess, LiveMemory
 from gpuprobe.causes.wording import of_names
 from gpuprobe.model.causes import Bound
 from gpuprobe.model.memory import Category
+from gpuprobe.model.needs import Need
 from gpuprobe.model.run.holders import Kept
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import Made
@@ -19,6 +20,8 @@ _PRECISE = frozenset(
     ("_log_softmax", "_softmax", "norm", "linalg_vector_norm", "native_layer_norm", "mean", "sum")
 )
 """Operators that are computed in float32 for their precision."""
+_MATRIX_PRODUCTS = frozenset(("mm", "addmm", "bmm", "convolution"))
+_NEEDLESS = "nothing that follows needs them so"
 
 
 def diagnose(live: LiveMemory) -> Iterator[Excess]:
@@ -84,28 +87,60 @@ def _widened(live: LiveMemory) -> Iterator[Excess]:
     main = live.largest(rows)
     sources = [source for source in map(live.source, rows) if source in live.needs]
     held = [source for source in sources if source is not None]
+    multiplied = live.for_backward(main)
     yield Excess(
         Answer(
             "widened",
             f"{human_bytes(live.bytes_of(rows))}{of_names(live, [*rows, *held])} are wider "
             f"copies: {live.place(main)} converts elements of "
-            f"{widths[live.source(main) or 0]} bytes to {widths[main]}, and nothing that follows "
-            "needs them so",
-            "compute in the type of the model, and widen only what a loss or a sum "
+            f"{widths[live.source(main) or 0]} bytes to {widths[main]}, and "
+            + ("the product of them is narrowed again" if multiplied else _NEEDLESS),
+            ("make the weights that they are multiplied with of the model's type: " * multiplied)
+            + "compute in the type of the model, and widen only what a loss or a sum "
             "is computed from",
         ),
         main,
         rows,
         "without the conversion",
-        sizes=dict.fromkeys(live.alike(rows), 0),
+        sizes={row: _narrow(live, row) if multiplied else 0 for row in live.alike(rows)},
     )
+
+
+def _narrow(live: LiveMemory, row: int) -> int:
+    """The bytes that are saved for a product in the type before a copy: none in addition, if these
+    values are saved already.
+    """
+    source = live.source(row)
+    if source is None or live.needs.get(source) in (Need.LATER, Need.IN_USE):
+        return 0
+    widths = live.column("width")
+    return live.size[row] * widths[source] // widths[row]
 
 
 def _needs_precision(live: LiveMemory, row: int) -> bool:
     if live.for_backward(row):
-        return True
+        return not _narrowed_products(live, row)
     products = live.products.get(row, ())
     return any(live.text("made_name", one) in _PRECISE for one in products)
+
+
+def _narrowed_products(live: LiveMemory, row: int) -> bool:
+    """Whether matrix products alone read a copy in the forward pass, and what comes of them is
+    narrowed to the type before the copy: weights of a wider type.
+    """
+    widths, source = live.column("width"), live.source(row)
+    ready, narrowed = [row], False
+    for one in ready:  # which grows
+        for product in live.products.get(one, ()):
+            if live.text("made_phase", product).startswith("backward"):
+                continue
+            if live.text("made_name", product) in _MATRIX_PRODUCTS:
+                ready.append(product)
+            elif one != row and source is not None and live.how(product) is Made.COPY:
+                narrowed = narrowed or widths[product] == widths[source]
+            else:
+                return False
+    return narrowed
 
 
 def _narrowed_later(live: LiveMemory) -> Iterator[Excess]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from gpuprobe.causes.answer import EXPECTED, Answer, Expected
+from gpuprobe.causes.answer import EXPECTED, Answer, EditKind, Expected
 from gpuprobe.causes.groups import HeldBlock, HeldGroup
+from gpuprobe.causes.wording import kept_in
 from gpuprobe.model.memory import Category
 from gpuprobe.model.needs import Need
 from gpuprobe.model.text import human_bytes
@@ -27,6 +28,8 @@ _WHOLE = 0.9
 _LEAST_QUEUED = 4
 _APART = 2
 """From the first use of one batch of a queue to that of the next, in operators, at least."""
+_COPIES = ("_to_copy", "copy_", "_pin_memory", "empty", "empty_strided", "")
+"""What makes a batch on the GPU of one on the host; the trace may not have it."""
 _OTHER_USES = ("_to_copy", "clone", "copy_", "replay of a CUDA graph")
 """Uses by which a tensor is no waiting batch: a conversion, and by a graph whose memory it is."""
 
@@ -46,7 +49,17 @@ def diagnose(group: HeldGroup) -> Answer | Expected | None:
         return EXPECTED
     many = len(waiting)
     what = f"{many} tensors" if many > 1 else "a tensor"
-    holder = "" if group.holder is None else f" in {group.holder.place}"
+    holder = "" if group.holder is None else f" in {kept_in(group.holder)}"
+    if waiting[0].made_by not in _COPIES and waiting[0].category not in _OF_A_MODEL:
+        return Answer(
+            "too-early",
+            f"{human_bytes(held)} in {what}{holder} from {group.main.made_at} are results that "
+            "wait on the GPU until all of them are there",
+            "keep what is read of each, such as an argmax or a sum; or keep copies on the CPU "
+            "(.detach().cpu()), and move each to the GPU when it is used",
+            code=".detach().cpu()",
+            edit=EditKind.TO_CPU,
+        )
     return Answer(
         "too-early",
         f"{human_bytes(held)} in {what}{holder} from {group.main.made_at} wait on the GPU for "

@@ -34,18 +34,23 @@ def diagnose(group: HeldGroup) -> Answer | None:
     used = "never used" if group.never_used else "not used again"
     size, main = human_bytes(group.bytes), group.main
     if holder.root is HolderRoot.CACHE:
+        of_object = _is_of_an_object(holder)
         return Answer(
             "cached-results",
-            f"{size} from {main.made_at} are {used} and kept by {holder.place}",
-            "limit the cache (maxsize), or do not cache tensors: a cache of a method keeps its "
-            "object, too",
-            code="@functools.lru_cache(maxsize=1)",
+            f"{size} from {main.made_at} are {used} and kept by "
+            + (f"the functools.cache of {holder.via}" if of_object else holder.place),
+            "do not cache a method: the cache keeps its object as an argument, whatever its size. "
+            "Keep the result in an attribute of the object (functools.cached_property)"
+            if of_object
+            else "limit the cache (maxsize), or do not cache tensors: a cache of a method keeps "
+            "its object, too",
+            code="" if of_object else "@functools.lru_cache(maxsize=1)",
         )
     result = _is_result(group, holder)
     if not result and (holder.container is not None or len(holder.path) > 1):
         return Answer(
             "kept-tensors",
-            f"{size} from {main.made_at} are {used} and kept by {kept_in(holder)}",
+            f"{size} from {main.made_at} are {used} and kept by {_kept_by(group, holder)}",
             "drop what is not needed any more, or keep copies on the CPU (.detach().cpu())",
             code=".detach().cpu()",
             edit=EditKind.TO_CPU,
@@ -81,6 +86,22 @@ def late_variable(blocks: Iterable[HeldBlock], holders: Mapping[int, Holder]) ->
     for name, size in kept.most_common(1):
         return f"{human_bytes(size)} of them kept by the variable {name}"
     return ""
+
+
+def _is_of_an_object(holder: Holder) -> bool:
+    """Whether a path goes from a cache through the first argument of a call to its attributes."""
+    labels = [step.label for step in holder.path[1:3]]
+    return len(labels) == 2 and labels[0] == "[0]" and labels[1].startswith(".")
+
+
+def _kept_by(group: HeldGroup, holder: Holder) -> str:
+    """What keeps a group: of an object without a container, such as a model, the path to one
+    of them.
+    """
+    several = len(group.blocks)
+    if several == 1 or holder.container is not None or len(holder.path) < 2:
+        return kept_in(holder)
+    return f"{holder.path[0].label}: {several:,} tensors, such as {holder.place}"
 
 
 def _is_result(group: HeldGroup, holder: Holder) -> bool:

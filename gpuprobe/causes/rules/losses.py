@@ -40,12 +40,14 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
     largest = max(alike, key=lambda number: live.bytes_of(graphs[number]))
     main = live.largest(graphs[largest])
     size = human_bytes(live.bytes_of(rows))
+    called = live.called_at(rows)
+    at = f", called at {called}," if called is not None and called != live.place(main) else ","
     yield Excess(
         Answer(
             "summed-losses",
             f"{size}{of_names(live, rows)} from {live.place(main)} are the graphs of "
-            f"{len(alike)} forward passes, which are alive at once because only the sum of their "
-            "losses has a backward pass",
+            f"{len(alike)} forward passes{at} which are alive at once because only the sum of "
+            "their losses has a backward pass",
             "call backward for each loss, as soon as it is computed: gradients add up",
             code="loss.backward()",
         ),
@@ -53,6 +55,7 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
         rows,
         "with one of the graphs at a time",
         sizes={row: 0 for row in rows if row not in graphs[largest]},
+        kept_at=called,
         bound=Bound.OR_LESS,  # the gradients of one loss are computed at a time, too
     )
 

@@ -14,20 +14,18 @@ _LEAST_LAYERS = 2
 
 
 def diagnose(live: LiveMemory) -> Iterator[Excess]:
-    """Activations of several layers that one recomputation made."""
-    rows = [
-        row
-        for row in live.rows
-        if live.text("made_phase", row).startswith("backward")
-        and live.for_backward(row)
-        and live.functions(row, _CHECKPOINT)
-    ]
+    """Activations of several layers that one recomputation made. Other recomputations of the trace
+    have other layers, if the program has a checkpoint for each block.
+    """
+    recomputed = [row for row in range(len(live.ledger)) if _is_recomputed(live, row)]
+    rows = [row for row in recomputed if row in live.needs and live.for_backward(row)]
     layers: dict[str, list[int]] = {}
     for row in rows:
         name = _layer(live.text("module", row))
         if name:
             layers.setdefault(name, []).append(row)
-    if len(layers) < _LEAST_LAYERS:
+    every = {_layer(live.text("module", row)) for row in recomputed} - {""}
+    if len(layers) < _LEAST_LAYERS or 2 * len(layers) <= len(every):
         return
     largest = max(map(live.bytes_of, layers.values()))
     main = live.largest(rows)
@@ -48,6 +46,11 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
         sizes={row: int(live.size[row] * keep) for row in rows},
         bound=Bound.OR_MORE,  # each block's input is saved
     )
+
+
+def _is_recomputed(live: LiveMemory, row: int) -> bool:
+    backward = live.text("made_phase", row).startswith("backward")
+    return backward and bool(live.functions(row, _CHECKPOINT))
 
 
 def _layer(module: str) -> str:

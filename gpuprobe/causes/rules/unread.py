@@ -30,32 +30,34 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
     rows = [*saved, *here]
     if not rows:
         return
-    main = live.largest(saved or here)
+    main = live.of_most(saved or here)
     computed = live.largest(here or gradients)
     at = live.place(computed)
     size = human_bytes(live.bytes_of(rows))
     graph = (
-        f": {human_bytes(live.bytes_of(saved))} of it is kept by the autograd graph from "
-        f"{live.place(main)} on"
+        f": {human_bytes(live.bytes_of(saved))} of it is kept by the autograd graph, most from "
+        f"{live.place(main)}"
         if saved
         else ""
     )
-    final = [row for row in here if live.lives.survives(row)]
+    final = [row for row in gradients if live.lives.survives(row)]
+    owner = of_owner(live, final)
+    frozen = f"{owner.removeprefix(' of ')}.requires_grad_(False)"
     yield Excess(
         Answer(
             "unread-gradients",
-            f"{size} are gradients{of_owner(live, final)} that nothing reads, and what "
+            f"{size} are gradients{owner} that nothing reads, and what "
             f"their computation at {at} needs{graph}",
             "do not compute them: run this part under torch.no_grad() or detach its result; where "
             "gradients pass through it, requires_grad_(False) for its parameters, or "
             "torch.autograd.grad for the tensors whose gradients are used",
-            code="with torch.no_grad():",
+            code=f"{frozen}" if owner else "with torch.no_grad():",
             edit=EditKind.NO_GRAD,
         ),
         main,
         rows,
         "without these gradients and their graph",
-        sizes=dict.fromkeys(gradients, 0),
+        sizes=dict.fromkeys((*gradients, *live.internals(gradients)), 0),
         ends=kept,
         kept_at=at if isinstance(at, Place) else None,
         named=parameters_like(live, final),

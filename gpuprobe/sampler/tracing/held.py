@@ -125,10 +125,14 @@ class HeldMemory:
 
 
 def _key(holder: Holder) -> tuple[object, ...]:
-    """What blocks of one group have in common: where the path to them begins."""
-    first = holder.path[0].label if holder.path else ""
+    """What blocks of one group have in common: the path to the outermost container, or the variable
+    that it begins with: an object that keeps a list has other things, too.
+    """
+    sizes = [step.size is not None for step in holder.path]
+    common = holder.path[: sizes.index(True) + 1 if any(sizes) else 1]
     cycle = frozenset(one.kind for one in holder.cycle)
-    return holder.root, holder.function, first, holder.kept, holder.error, cycle
+    names = tuple(step.label for step in common)
+    return holder.root, holder.function, names, holder.kept, holder.error, cycle
 
 
 def frames_of(error: BaseException) -> list[FrameType]:

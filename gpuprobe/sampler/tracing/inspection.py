@@ -45,6 +45,7 @@ class Inspection:
             held_elsewhere,
             holders_of,
             lasting_holders_of,
+            other_names_of,
         )
 
         trace = next((one for one in traces() if one.device == self._device), None)
@@ -61,6 +62,10 @@ class Inspection:
             if named is not found[key]:
                 found[key] = named
                 others.pop(key, None)  # the variable of the inner function ends with it
+        for key, one in other_names_of(found, sizes).items():
+            if not found[key].also and one.name:
+                where = f" in {one.function}" if one.function else ""
+                found[key] = replace(found[key], also=f"{one.name}{where}")
         document: dict[str, object] = {
             name: {
                 str(places[key[1]]): to_plain(one)

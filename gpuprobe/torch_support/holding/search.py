@@ -183,6 +183,30 @@ def held_elsewhere(
     return others
 
 
+def other_names_of(found: Mapping[Key, Holder], sizes: Mapping[Key, int]) -> Holders:
+    """By which other names that last the program reaches storages whose holders were `found`: for
+    each object that a variable leads to them by, what a search finds that does not begin with this
+    variable. Deleting one name frees nothing. Of what `held_elsewhere` tries.
+    """
+    groups: dict[_Variable, list[Key]] = defaultdict(list)
+    for key, one in found.items():
+        of_name = one.root in (HolderRoot.LOCAL, HolderRoot.GLOBAL) and one.kept is Kept.TENSOR
+        if len(one.path) > 1 and of_name:
+            module = one.name.removesuffix("".join(step.label for step in one.path))
+            start = Start(one.root, one.path[0].label, one.function, module=module.rstrip("."))
+            groups[_identity(start)].append(key)
+    least = sum(sizes.values()) / _MOST_SEARCHES
+    others = Holders()
+    with _Quiet():
+        for variable, keys in groups.items():
+            if sum(sizes[key] for key in keys) >= least:
+                cut = _Cut()
+                cut.starts.add(variable)
+                search = _Search(set(keys), None, None, SearchLimits(), cut)
+                others.update(search.run_lasting())
+    return others
+
+
 class _Cut:
     """References that a search does not follow."""
 
@@ -413,6 +437,11 @@ class _Search:
             self._from(self._lasting())
             if self.missing:
                 self._from(self._modules())
+            of_function = None if self._cut is None else {one[2] for one in self._cut.starts}
+            for own, frame in self._callers_of_innermost():
+                known = of_function is None or frame.f_code.co_name in of_function
+                if self.missing and known:
+                    self._from(self._variables(frame, own=own, instances=False))
         return found
 
     @contextmanager
@@ -437,11 +466,23 @@ class _Search:
         if main is not None:
             yield from _names_of(vars(main), "")
 
-    def _variables(self, frame: FrameType, *, own: bool) -> Iterator[tuple[Start, object]]:
+    def _callers_of_innermost(self) -> Iterator[tuple[bool, FrameType]]:
+        """The program's functions that run between the outermost and the innermost of each thread,
+        the outer ones first: what they pass on outlives the calls.
+        """
+        for own, called in self._threads:
+            users = [one for one in called if _is_function_of_program(one)]
+            for frame in users[-2:0:-1]:
+                yield own, frame
+
+    def _variables(
+        self, frame: FrameType, *, own: bool, instances: bool = True
+    ) -> Iterator[tuple[Start, object]]:
         code = frame.f_code
         place = (code.co_name, code.co_filename, frame.f_lineno or code.co_firstlineno)
         for name, value in (variables if own else variables_elsewhere)(frame).items():
-            yield Start(HolderRoot.LOCAL, name, *place), value
+            if instances or name not in _INSTANCES:
+                yield Start(HolderRoot.LOCAL, name, *place), value
 
     def _forget(self) -> None:
         """Release what the searches so far refer to, which would be found as holders."""

@@ -418,7 +418,10 @@ class Backwards:
                 after = objects[(at + 2) % count]
                 label = "." + names.label(following, after).removeprefix("['").removesuffix("']")
             file, line, allocated = _origin(one)
-            drawn.append(CycleObject(type(one).__name__, label, file, line, allocated))
+            kind = type(one).__name__
+            if is_a(one, FunctionType):
+                kind = f"{kind} {one.__name__}"
+            drawn.append(CycleObject(kind, label, file, line, allocated))
         return tuple(drawn)
 
     def _outside(self, names: Names, sources: list[tuple[int, Kept, str]]) -> Holder:
