@@ -226,12 +226,13 @@ class StepWriter:
         on_fault: Callable[[Exception], None],
     ) -> None:
         """``failures``: what a full disk means for what is written to ``sink``."""
-        from gpuprobe.sampler.tracing.tensors import TensorSums
+        from gpuprobe.sampler.tracing.tensors import RepeatedWalk, TensorSums
 
         self._sink = sink
         self._failures = failures
         self._traces = traces
         self._tensor_sums = TensorSums()
+        self._walk = RepeatedWalk().take
         self._background = Background(on_fault)
         self._device_use: DeviceUse | None = None
         self._gpu_clock: GpuClock | None = None
@@ -280,7 +281,8 @@ class StepWriter:
         if self._traces.on or out_of_memory:
             from gpuprobe.sampler.tracing.tensors import walk
 
-            known = walk(models, optimizers)
+            # On the CPU the keys count, too.
+            known = (walk if self._traces.cpu is not None else self._walk)(models, optimizers)
             tensors = self._tensor_sums.of_walk(known, allocated)
             traces += self._traces.collect(index, spans, known, out_of_memory=out_of_memory)
         else:
