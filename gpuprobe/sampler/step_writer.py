@@ -187,7 +187,13 @@ def _signals_blocked() -> Iterator[None]:
 
 def _follow_process(background: Background) -> None:
     """End the thread before a fork and at the interpreter's end; start again in a child."""
-    ref = weakref.ref(background)
+
+    # No `weakref.finalize`: without its own function at the exit, if the program has cleared those,
+    # it fails in the interpreter's teardown.
+    def gone(_: object, unregister: Callable[..., object] = atexit.unregister) -> None:
+        unregister(end)
+
+    ref = weakref.ref(background, gone)
 
     def end() -> None:
         living = ref()
@@ -202,8 +208,6 @@ def _follow_process(background: Background) -> None:
     if hasattr(os, "register_at_fork"):  # not on Windows
         os.register_at_fork(before=end, after_in_child=reset)
     atexit.register(end)
-    # Not at exit itself: the tasks still have to run there.
-    weakref.finalize(background, atexit.unregister, end).atexit = False
 
 
 WRITE_TIMEOUT = 30.0

@@ -222,8 +222,9 @@ def _register() -> None:
         if name not in _implemented:
             _implement(name)
     if not _kept:
-        others = torch.library.Library("_", "IMPL")
-        others.fallback(_operator, dispatch_key=_NAME)
+        # Not torch.library.Library: its finalizer may fail when the interpreter ends.
+        others = torch._C._dispatch_library("IMPL", "_", "", __file__, 0)
+        others.fallback(_NAME, _operator, False)
         _kept.append(others)
 
 
