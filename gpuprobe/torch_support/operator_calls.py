@@ -25,6 +25,7 @@ from functools import cache, partial, wraps
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+import torch._subclasses.schema_check_mode  # by the next one's first call: a file may not open then
 from torch.utils._python_dispatch import _disable_current_modes
 
 from gpuprobe.errors import EnvironmentUnavailable
