@@ -2,7 +2,6 @@
 
     python benchmarks/fuzz_inputs.py crafted [--kinds recording,snapshot] [--only WORDS]
     python benchmarks/fuzz_inputs.py mutations [--kinds …] [--inputs 100000] [--start 0]
-    python benchmarks/fuzz_inputs.py table --results FOLDER
 
 ``crafted``: each file of ``tests/hostile`` through all commands and formats, and through ``view``
 in Textual's test driver, in a separate process: 10 seconds of processor time for each command,
@@ -21,9 +20,8 @@ accounts. The limits of time are the same; an input may take 1.5 GB of addresses
 the process had.
 
 Both: no traceback, no internal error, no control character, JSON that is JSON, an exit code that
-the command has, and one line where that is 4. With ``--results FOLDER`` a run that is started again
-continues where it ended (after ``--minutes``), and ``table`` prints what all runs found. The exit
-code is 1 if anything was wrong.
+the command has, and one line where that is 4. ``--start`` continues a run of mutations that ended.
+The exit code is 1 if anything was wrong.
 """
 
 from __future__ import annotations
@@ -36,18 +34,17 @@ import select
 import signal
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / part) for part in (".", "tests/support", "tests/hostile")]
 
 import hostile_commands as commands  # noqa: E402
 from fuzz_limits import PROCESSOR, RESIDENT, largest_mb  # noqa: E402
-from fuzz_mutations import Done, load, run_mutations, version  # noqa: E402
+from fuzz_mutations import run_mutations  # noqa: E402
 from hostile_mutations import KINDS  # noqa: E402
 
 ADDRESSES = 4 << 30
@@ -128,25 +125,24 @@ def _state(process: int) -> tuple[bool, float]:
     return fields[0] == "R", sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
-def run_crafted(kind: str, only: str, until: float, results: Path | None) -> int:
+def run_crafted(kind: str, only: str) -> int:
     """Prints what is wrong, and a row of figures; returns how often something was."""
-    path = None if results is None else results / f"crafted-{kind}.json"
-    done: dict[str, Any] = {}
-    if path is not None and path.exists():
-        done = json.loads(path.read_text())
-    found = []
+    rows = []
     for name, make in crafted(kind).items():
-        if only not in name or name in done or time.monotonic() > until:
+        if only not in name:
             continue
-        found.append(row := one_crafted(kind, name, make))
-        for problem in row["wrong"]:
+        rows.append(row := one_crafted(kind, name, make))
+        for problem in row.wrong:
             print(f"  {problem[-700:]}", flush=True)
-        if path is not None:
-            done[name] = row
-            path.write_text(json.dumps(done, indent=1))
-    runs = sum(row["runs"] for row in found)
-    wrong = sum(len(row["wrong"]) for row in found)
-    print(f"{kind:<14} {len(found):>4} crafted, {runs:>6} runs, {wrong} wrong", flush=True)
+    runs = sum(row.runs for row in rows)
+    wrong = sum(len(row.wrong) for row in rows)
+    seconds, slowest = max((row.slowest for row in rows), default=(0.0, ""))
+    megabytes, largest = max((row.largest for row in rows), default=(0, ""))
+    print(
+        f"{kind:<14} {len(rows):>4} crafted, {runs:>6} runs, {wrong} wrong, "
+        f"at most {seconds:.1f} s ({slowest}), {megabytes} MB ({largest})",
+        flush=True,
+    )
     return wrong
 
 
@@ -166,10 +162,19 @@ def _apart(make: Callable[[], object]) -> None:
         raise RuntimeError("the file could not be made")
 
 
-def one_crafted(kind: str, name: str, make: Callable[[Path], None]) -> dict[str, Any]:
-    wrong: list[str] = []
-    runs = 0
-    slowest, largest = (0.0, ""), (0, "")
+@dataclass
+class Crafted:
+    """One crafted file through all commands."""
+
+    runs: int = 0
+    wrong: list[str] = field(default_factory=list)
+    slowest: tuple[float, str] = (0.0, "")
+    largest: tuple[int, str] = (0, "")
+    """MB, and which command."""
+
+
+def one_crafted(kind: str, name: str, make: Callable[[Path], None]) -> Crafted:
+    row = Crafted()
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder, "x.gpuprobe" if kind == "recording" else "x.pickle")
         if kind == "recording":
@@ -183,108 +188,42 @@ def one_crafted(kind: str, name: str, make: Callable[[Path], None]) -> dict[str,
             first = at
             for number, seconds, most, problem in answers(jobs, at):
                 at = number + 1
-                runs += 1
+                row.runs += 1
                 label = f"{name} | {jobs[number][0] if number < len(jobs) else ''}"
-                slowest, largest = max(slowest, (seconds, label)), max(largest, (most, label))
+                row.slowest = max(row.slowest, (seconds, label))
+                row.largest = max(row.largest, (most, label))
                 if not problem and seconds > PROCESSOR:
                     problem = f"{seconds:.1f} s of processor time"
                 if not problem and most > RESIDENT:
                     problem = f"{most} MB"
                 if problem:
-                    wrong.append(f"{label}: {problem.strip()[-1500:]}")
+                    row.wrong.append(f"{label}: {problem.strip()[-1500:]}")
             if at == first:
                 break
-    return {"runs": runs, "wrong": wrong, "slowest": slowest, "largest": largest,
-            "version": version()}  # fmt: skip
-
-
-# -- what all runs found
-
-
-def print_mutations(folder: Path) -> int:
-    merged: dict[str, Done] = {}
-    for path in sorted(folder.glob("mutations-*.json")):
-        part = load(path)
-        whole = merged.setdefault(part.kind, Done(part.kind))
-        whole.inputs += part.inputs
-        whole.seconds += part.seconds
-        whole.slowest = max(whole.slowest, part.slowest)
-        whole.largest = max(whole.largest, part.largest)
-        whole.wrong += part.wrong
-        whole.versions += [v for v in part.versions if v not in whole.versions]
-        for use, row in part.uses.items():
-            counts = whole.uses.setdefault(use, {})
-            for ended, count in row.items():
-                counts[ended] = counts.get(ended, 0) + count
-    print("mutations of    inputs uses  least wrong  slowest  largest  commits")
-    for kind, done in merged.items():
-        least = min((sum(row.values()) for row in done.uses.values()), default=0)
-        print(
-            f"{kind:<14} {done.inputs:>7} {len(done.uses):>4} {least:>6} {len(done.wrong):>5} "
-            f"{done.slowest[0]:>6.1f} s {done.largest:>5} MB  {', '.join(done.versions)}"
-        )
-    for done in merged.values():
-        print(f"\n{done.kind}: how often each use ended how; the slowest: {done.slowest[1]}")
-        for use, row in sorted(done.uses.items()):
-            print(f"  {sum(row.values()):>6}  {use}: {dict(sorted(row.items()))}")
-        for problem in done.wrong:
-            print(f"  WRONG {problem}")
-    return sum(len(done.wrong) for done in merged.values())
-
-
-def print_crafted(folder: Path) -> int:
-    wrong = 0
-    for path in sorted(folder.glob("crafted-*.json")):
-        rows = json.loads(path.read_text()).values()
-        found = [problem for row in rows for problem in row["wrong"]]
-        slowest = max((tuple(row["slowest"]) for row in rows), default=(0.0, ""))
-        largest = max((tuple(row["largest"]) for row in rows), default=(0, ""))
-        versions = sorted({row["version"] for row in rows})
-        print(
-            f"{path.stem}: {len(rows)} files, {sum(row['runs'] for row in rows)} runs, "
-            f"{len(found)} wrong ({', '.join(versions)})\n"
-            f"  the slowest: {slowest[0]:.1f} s of processor time, {slowest[1]}\n"
-            f"  the largest: {largest[0]} MB, {largest[1]}"
-        )
-        for problem in found:
-            print(f"  WRONG {problem}")
-        wrong += len(found)
-    return wrong
+    return row
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("what", choices=("crafted", "mutations", "table"))
+    parser.add_argument("what", choices=("crafted", "mutations"))
     parser.add_argument("--kinds", default="")
     parser.add_argument("--inputs", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--start", type=int, default=0)
     parser.add_argument("--only", default="", help="cases whose name contains this")
-    parser.add_argument("--minutes", type=float, default=1e9, help="stop after so long")
-    parser.add_argument("--results", type=Path, help="a folder in which runs go on")
     args = parser.parse_args()
-    results: Path | None = args.results
-    if results is not None:
-        results.mkdir(parents=True, exist_ok=True)
     default = KINDS if args.what == "mutations" else ("recording", "snapshot")
     wrong = 0
-    if args.what == "table":
-        if results is None:
-            parser.error("table needs --results")
-        wrong = print_crafted(results) + print_mutations(results)
-        raise SystemExit(1 if wrong else 0)
-    until = time.monotonic() + 60 * args.minutes
     for kind in args.kinds.split(",") if args.kinds else default:
         if args.what == "crafted":
-            wrong += run_crafted(kind, args.only, until, results)
+            wrong += run_crafted(kind, args.only)
             continue
-        left = (until - time.monotonic()) / 60
         child = os.fork()  # limits and audit hooks are for good
         if child == 0:
-            done = run_mutations(kind, args.seed, args.start, args.inputs, left, results)
+            done = run_mutations(kind, args.seed, args.start, args.inputs)
             print(
                 f"{kind:<14} {done.inputs:>7} mutations from {done.start}, "
-                f"{len(done.wrong)} wrong, {done.seconds:5.0f} s, {done.largest} MB",
+                f"{len(done.wrong)} wrong, at most {done.slowest:.1f} s, {done.largest} MB",
                 flush=True,
             )
             os._exit(min(1, len(done.wrong)))

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -27,7 +25,6 @@ from hostile_mutations import numbered
 
 from gpuprobe.errors import GpuprobeError, SnapshotError
 
-SAVED_EVERY = 500
 USED_ADDRESSES = 1500 << 20
 """Bytes that an input may take beyond what the process has when it begins: more is a MemoryError,
 which ends a command with another code. A snapshot's own process has less (`MEMORY_FLOOR`)."""
@@ -44,45 +41,16 @@ class Uses:
 
 @dataclass
 class Done:
-    """What was found so far by one process, or by several together."""
+    """What the mutations of one kind came to so far."""
 
     kind: str
     start: int = 0
     inputs: int = 0
-    seconds: float = 0.0
-    slowest: tuple[float, str] = (0.0, "")
-    largest: int = 0  # MB, of the process
-    uses: dict[str, dict[str, int]] = field(default_factory=dict)  # use -> exit code -> how often
+    slowest: float = 0.0
+    """Seconds of processor time."""
+    largest: int = 0
+    """MB, of the process."""
     wrong: list[str] = field(default_factory=list)
-    versions: list[str] = field(default_factory=list)
-
-    def note(self, use: str, ended: str, seconds: float, label: str) -> None:
-        row = self.uses.setdefault(use, {})
-        row[ended] = row.get(ended, 0) + 1
-        self.seconds += seconds
-        self.slowest = max(self.slowest, (seconds, label))
-
-    def save(self, path: Path) -> None:
-        temporary = path.with_suffix(".new")
-        temporary.write_text(json.dumps(asdict(self), indent=1))
-        temporary.replace(path)
-
-
-def load(path: Path) -> Done:
-    plain = json.loads(path.read_text())
-    return Done(**{**plain, "slowest": tuple(plain["slowest"])})
-
-
-def version() -> str:
-    """The commit that is tried, with a "+" where files of the package were changed since."""
-    here = Path(__file__).resolve().parent.parent
-    try:
-        git = ["git", "-C", str(here)]
-        commit = subprocess.check_output([*git, "rev-parse", "--short", "HEAD"], text=True).strip()
-        changed = subprocess.check_output([*git, "status", "--porcelain", "gpuprobe"], text=True)
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return commit + ("+" if changed.strip() else "")
 
 
 # -- what is done with an input
@@ -270,32 +238,19 @@ def _workplace() -> Iterator[Path]:
         os.chdir("/")
 
 
-def run_mutations(
-    kind: str, seed: int, start: int, inputs: int, minutes: float, results: Path | None
-) -> Done:
-    """Continue where the file in ``results`` ends, for so long."""
-    path = None if results is None else results / f"mutations-{kind}-{start}.json"
-    done = load(path) if path is not None and path.exists() else Done(kind, start)
-    now = version()
-    if now not in done.versions:
-        done.versions.append(now)
+def run_mutations(kind: str, seed: int, start: int, inputs: int) -> Done:
+    done = Done(kind, start)
     commands.in_process_snapshots()
     make = numbered(kind)
-    until = time.monotonic() + 60 * minutes
     signal.signal(signal.SIGALRM, _late)
     with _workplace() as folder:
         uses = uses_of(kind, folder)
         _warm_up(kind, make(seed, 0), uses, folder)
         resource.setrlimit(resource.RLIMIT_AS, (used_bytes() + USED_ADDRESSES,) * 2)
         processor_limit(_late)
-        while done.inputs < inputs and time.monotonic() < until:
-            number = start + done.inputs
+        for number in range(start, start + inputs):
             _one(kind, f"{kind} {seed}.{number}", make(seed, number), uses, number, folder, done)
             done.inputs += 1
-            if path is not None and done.inputs % SAVED_EVERY == 0:
-                done.save(path)
-    if path is not None:
-        done.save(path)
     return done
 
 
@@ -343,12 +298,10 @@ def _one(
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.setitimer(signal.ITIMER_PROF, 0)
     most, done.largest = done.largest, max(done.largest, largest_mb())
-    ended = problem.removeprefix("=")
-    if problem in ("", "=" + ended):
+    if problem in ("", "=" + problem.removeprefix("=")):
         problem = f"{done.largest} MB" if done.largest > max(most, RESIDENT) else ""
     if problem:
-        ended = "wrong"
         done.wrong.append(f"{label} {name}: {problem[-1500:]}")
         print(f"  {done.wrong[-1][-900:]}", flush=True)
-    done.note(name, ended, time.process_time() - began, f"{label} {name}")
+    done.slowest = max(done.slowest, time.process_time() - began)
     _clean(target, folder)

@@ -6,7 +6,6 @@ that the runtime does not answer and those that are refused are listed by name. 
 of torch, expecttest and no GPU.
 
     python benchmarks/native_values.py [--samples 5] [OPERATOR ...]
-    python benchmarks/native_values.py --time    # a training step against no computing
     python benchmarks/native_values.py --programs [--compute real,auto,shapes] [PROGRAM ...]
 
 The last runs the programs of ``tests/native/value_programs``, whose path, sizes or numbers depend
@@ -17,21 +16,24 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import math
 import os
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import native_operators
 
 RANDOM = ("dropout", "bernoulli", "normal", "rand", "uniform", "multinomial", "geometric",
           "exponential", "cauchy", "empty", "rrelu", "new_empty", "poisson")  # fmt: skip
 CLOSE = 1e-4
+GPU = "h100-80gb"
+LIMIT = 60  # seconds for an operator
 
 
 def move(value: Any, device: str) -> Any:
@@ -120,70 +122,53 @@ def compared(op: Any, inputs: list[Any]) -> dict[str, Any]:
     return {"ran": ran, "worst": worst, "errors": errors}
 
 
-def child(names: list[str], samples: int, skip: int) -> None:
-    """Print one JSON line before and after each operator, from number ``skip`` on."""
-    from gpuprobe.catalogue.gpus import parse_spec
-    from gpuprobe.native.process import load
-
-    load(parse_spec("h100-80gb"))
+def row_of(op: Any, samples: int) -> dict[str, Any]:
+    """One operator's first samples, as `compared` has them; or why it has none."""
     import torch
-    from torch.testing._internal.common_methods_invocations import op_db
 
-    torch.set_num_threads(1)
-    chosen = [op for op in op_db if torch.float32 in op.dtypes and (not names or op.name in names)]
-    print(json.dumps({"count": len(chosen)}), flush=True)
-    for number, op in enumerate(chosen[skip:], skip):
-        name = f"{op.name}.{op.variant_test_name}".rstrip(".")
-        print(json.dumps({"start": name, "number": number}), flush=True)
-        row: dict[str, Any] = {"name": name, "number": number}
-        try:
-            made = op.sample_inputs("cpu", torch.float32, requires_grad=op.supports_autograd)
-            inputs = list(itertools.islice(made, samples))
-        except Exception as error:  # noqa: BLE001 - its samples need something that is missing
-            row["no_samples"] = str(error)[:90]
-        else:
-            row |= compared(op, inputs)
-        print(json.dumps(row), flush=True)
+    row: dict[str, Any] = {"name": f"{op.name}.{op.variant_test_name}".rstrip(".")}
+    try:
+        made = op.sample_inputs("cpu", torch.float32, requires_grad=op.supports_autograd)
+        inputs = list(itertools.islice(made, samples))
+    except Exception as error:  # noqa: BLE001 - its samples need something that is missing
+        return {**row, "no_samples": str(error)[:90]}
+    return {**row, **compared(op, inputs)}
 
 
 def operators(names: list[str], samples: int) -> None:
-    rows, crashed, number, count = [], [], 0, 1
-    while number < count:
-        command = [
-            sys.executable,
-            __file__,
-            "--child",
-            str(number),
-            "--samples",
-            str(samples),
-            *names,
-        ]
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        assert process.stdout is not None
-        started = ""
-        for line in process.stdout:
-            if not line.startswith("{"):
-                continue
-            row = json.loads(line)
-            if "count" in row:
-                count = row["count"]
-            elif "start" in row:
-                started, number = row["start"], row["number"] + 1
+    from gpuprobe.catalogue.gpus import parse_spec
+    from gpuprobe.native.process import load
+
+    # torch counts devices with NVML then, and not with CUDA, after which it refuses to fork.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    load(parse_spec(GPU))
+    import torch
+
+    torch.set_num_threads(1)
+    table = native_operators.operators(GPU)
+    ops = [op for op in table if torch.float32 in op.dtypes and (not names or op.name in names)]
+    rows: list[dict[str, Any]] = []
+    lost: list[str] = []
+    begun = 0
+    while begun < len(ops):
+
+        def run(report: Callable[[dict[str, Any]], None], first: int = begun) -> None:
+            for op in ops[first:]:
+                report({})
+                report(row_of(op, samples))
+
+        for entry in native_operators.in_child(run, LIMIT):
+            if not entry:
+                begun += 1
+            elif "lost" in entry:
+                lost.append(f"{ops[begun - 1].name}: {entry['lost']}")
             else:
-                rows.append(row)
-                started = ""
-        process.wait()
-        if started:
-            crashed.append(started)
-        elif number < count:
-            raise SystemExit("the child ended without a reason")
+                rows.append(entry)
     ran = [row for row in rows if row.get("ran")]
     equal = [row for row in ran if row["worst"] == 0]
     close = [row for row in ran if 0 < row["worst"] <= CLOSE]
     print(
-        f"{count} operators, {len(ran)} ran on the device: {len(equal)} equal, "
+        f"{len(ops)} operators, {len(ran)} ran on the device: {len(equal)} equal, "
         f"{len(close)} within {CLOSE}"
     )
     print("\ndiffer:")
@@ -195,41 +180,7 @@ def operators(names: list[str], samples: int) -> None:
         for text in dict.fromkeys(row.get("errors", ())):
             print(f"  {row['name']:<50} {text}")
     print("\nno samples:", [row["name"] for row in rows if "no_samples" in row])
-    print("crashed:", crashed)
-
-
-def timings() -> None:
-    from gpuprobe.catalogue.gpus import parse_spec
-    from gpuprobe.native.process import load
-
-    load(parse_spec("h100-80gb"))
-    import contextlib
-
-    import torch
-
-    from gpuprobe.native.values.session import Values
-
-    def step(device: str) -> float:
-        torch.manual_seed(0)
-        layer = torch.nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True)
-        model = torch.nn.TransformerEncoder(layer, 6, enable_nested_tensor=False).to(device)
-        optimizer = torch.optim.AdamW(model.parameters())
-        data = torch.randn(2, 64, 256).to(device)
-        begin = time.perf_counter()
-        for _ in range(10):
-            optimizer.zero_grad()
-            model(data).square().mean().backward()
-            optimizer.step()
-        return (time.perf_counter() - begin) * 100
-
-    ways: dict[str, Any] = {
-        "no values": contextlib.nullcontext, "shapes": lambda: Values("shapes"), "real": Values,
-    }  # fmt: skip
-    step("cuda")
-    print(f"{'CPU':<12}{step('cpu'):8.1f} ms a step")
-    for name, way in ways.items():
-        with way():
-            print(f"{name:<12}{step('cuda'):8.1f} ms a step")
+    print("lost:", lost)
 
 
 PROGRAMS = Path(__file__).parents[1] / "tests" / "native" / "value_programs"
@@ -320,16 +271,10 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("operators", nargs="*")
     parser.add_argument("--samples", type=int, default=5)
-    parser.add_argument("--time", action="store_true")
     parser.add_argument("--programs", action="store_true")
     parser.add_argument("--compute", default="real,auto,shapes", help="with --programs")
-    parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.child is not None:
-        child(given.operators, given.samples, given.child)
-    elif given.time:
-        timings()
-    elif given.programs:
+    if given.programs:
         programs(given.operators, given.compute.split(","))
     else:
         operators(given.operators, given.samples)

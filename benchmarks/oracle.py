@@ -1,15 +1,14 @@
 """What operators allocate on a GPU and on the simulated one, allocation by allocation.
 
     python benchmarks/oracle.py collect FILE --engine cuda|native [--dtypes float32]
-        [--samples 5] [--only PATTERN] [--sizes] [--shard I/N]
+        [--samples 5] [--only PATTERN] [--shard I/N]
     python benchmarks/oracle.py compare FILE FILE [--show N]
 
 ``collect`` runs torch's own samples of its operators (`op_db`), forward and backward, with all
-values, or with ``--sizes`` the random larger calls of `oracle_sizes.py`, and appends to FILE what
-each allocated and freed (size, stream, line, in order), the shape, stride, dtype and device of its
-results, and the type of its error. ``cuda`` is the machine's own GPU, ``native`` a simulated one.
-They run in forked processes; a crash or an endless loop loses one sample, and what FILE has is not
-run again. Needs expecttest.
+values, and appends to FILE what each allocated and freed (size, stream, line, in order), the shape,
+stride, dtype and device of its results, and the type of its error. ``cuda`` is the machine's own
+GPU, ``native`` a simulated one. They run in forked processes; a crash or an endless loop loses one
+sample, and what FILE has is not run again. Needs expecttest.
 
 ``compare`` prints how many calls are equal, then the operators that differ with the
 first difference of each. Each sample runs once before it is measured, so that what only the first
@@ -32,7 +31,7 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -59,7 +58,6 @@ def main() -> int:
     collecting.add_argument("--dtypes", default="float32", help="names separated by commas")
     collecting.add_argument("--samples", type=int, default=5, help="of each operator; 0: all")
     collecting.add_argument("--only", default="", help="regular expression of names")
-    collecting.add_argument("--sizes", action="store_true", help="random larger calls instead")
     collecting.add_argument("--gpu", default=GPU, help=f"without a GPU: which (default {GPU})")
     collecting.add_argument(
         "--limit", type=float, default=SECONDS, help=f"seconds for a sample (default {SECONDS})"
@@ -101,10 +99,7 @@ def collect(given: argparse.Namespace) -> None:
             file.write(json.dumps({"key": key, **entry}) + "\n")
             file.flush()
 
-        if given.sizes:
-            _sizes(given, done, add)
-        else:
-            _operators(given, done, add)
+        _operators(given, done, add)
         add("engine", {"name": f"{given.engine} (torch {torch.__version__})"})
 
 
@@ -158,58 +153,8 @@ def _left(given: argparse.Namespace, done: set[str]) -> Iterator[tuple[str, Any,
             yield title, op, dtype, first
 
 
-def _sizes(
-    given: argparse.Namespace, done: set[str], add: Callable[[str, dict[str, Any]], None]
-) -> None:
-    import torch
-    from oracle_sizes import calls
-
-    chosen = [name for name in calls() if re.search(given.only, name)][given.shard]
-    left = [name for name in chosen if name not in done]
-    while left:
-
-        def run(
-            report: Callable[[dict[str, Any]], None], names: tuple[str, ...] = tuple(left)
-        ) -> None:
-            # Without a GPU, the CPU would compute large values.
-            with _device(given, "shapes"):
-                for name in names:
-                    report({"begun": name})
-                    report({"call": name, **_sized(calls()[name])})
-                    torch.cuda.synchronize()  # after an error of the device, in a new process
-
-        begun = left[0]
-        for entry in in_child(run, given.limit):
-            if "begun" in entry:
-                begun = entry["begun"]
-            elif "lost" in entry:
-                add(begun, entry)
-            else:
-                add(entry.pop("call"), entry)
-        left = left[left.index(begun) + 1 :]
-
-
-def _sized(make: Callable[[], Callable[[], Any]]) -> dict[str, Any]:
-    """What the second call allocates, and the most that the first one did apart from its
-    results."""
-    import torch
-
-    torch.manual_seed(0)
-    call = make()
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    with contextlib.suppress(Exception):  # the second call is to raise it again
-        call()
-    first = torch.cuda.max_memory_allocated() - before
-    results, entry = _second(call)
-    return {**entry, "results": _described(results), "first": first}
-
-
 @contextlib.contextmanager
-def _device(
-    given: argparse.Namespace, compute: Literal["real", "shapes"] = "real"
-) -> Iterator[None]:
+def _device(given: argparse.Namespace) -> Iterator[None]:
     import torch
 
     import gpuprobe
@@ -217,7 +162,7 @@ def _device(
     with (
         contextlib.nullcontext()
         if given.engine == "cuda"
-        else gpuprobe.virtual_gpu(given.gpu, compute)
+        else gpuprobe.virtual_gpu(given.gpu, "real")
     ):
         torch.zeros(1, device="cuda")
         yield
@@ -382,12 +327,11 @@ def compare(first: dict[str, Any], second: dict[str, Any], show: int) -> int:
     for key in first:
         if key not in second or key.endswith(" end"):
             continue
-        name, kind = key, ""
-        if len(parts := key.split()) == 4:  # operator, dtype, sample, pass
-            name, kind = " ".join(parts[:2]), parts[3]
+        operator, dtype, _, kind = key.split()
+        name = f"{operator} {dtype}"
         differing = found.setdefault(name, [])
         what, one, other = difference(first[key], second[key])
-        counts[kind or "programs"][what or "equal"] += 1
+        counts[kind][what or "equal"] += 1
         if what:
             differing.append(f"{key}, {what}: {one} / {other}")
     print(" / ".join(names))
@@ -398,7 +342,7 @@ def compare(first: dict[str, Any], second: dict[str, Any], show: int) -> int:
             f"{kind:9} {total:6} calls, {of['equal'] / total:6.1%} equal; {rest or 'none differ'}"
         )
     different = {name: lines for name, lines in sorted(found.items()) if lines}
-    print(f"{len(found)} operators or programs, {len(found) - len(different)} equal in all calls")
+    print(f"{len(found)} operators, {len(found) - len(different)} equal in all calls")
     for name, lines in list(different.items())[:show]:
         print(f"{name}: {len(lines)} differ; {lines[0][:300]}")
     return int(bool(different))

@@ -162,6 +162,10 @@ class Result:
         return [line.rstrip() for line in self.output.strip("\n").splitlines()]
 
 
+_LOADS_GPU = re.compile(r"gpuprobe\.(?:virtual_gpu|estimate|detect_hazards)\(")
+"""Calls that load a simulated GPU into the process, before torch."""
+
+
 class Runner:
     """Runs commands in scratch directories under ``base``; remembers expensive ones.
 
@@ -234,7 +238,9 @@ class Runner:
     def python(self, source: str, cwd: Path) -> Result:
         """Run a Python block as a script."""
         (cwd / "block.py").write_text(source, encoding="utf-8")
-        return self._call([str(self.commands / "python"), "block.py"], cwd)
+        # Whether it imports torch too early is only seen in an interpreter without it.
+        python = sys.executable if _LOADS_GPU.search(source) else str(self.commands / "python")
+        return self._call([python, "block.py"], cwd)
 
     def _call(self, argv: list[str], cwd: Path) -> Result:
         env = {

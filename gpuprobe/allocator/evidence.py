@@ -10,21 +10,22 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from gpuprobe.allocator.blocks import KEY_SHIFT, BlockPool, FreeList, PoolBlock
 from gpuprobe.allocator.rules import MIN_BLOCK, NO_LIMIT, SMALL_LIMIT, limit, max_slack, round_size
 from gpuprobe.allocator.start_state import pool_indices
-from gpuprobe.model.memory import BlockState, Segment, TraceAction
+from gpuprobe.model.actions import (
+    ALLOC,
+    FREE_COMPLETED,
+    OOM,
+    SEGMENT_ALLOC,
+    SEGMENT_FREE,
+    SEGMENT_MAP,
+    SEGMENT_UNMAP,
+)
+from gpuprobe.model.memory import BlockState, Segment
 from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
-
-_ALLOC: Final = TraceAction.ALLOC.code
-_FREE_COMPLETED: Final = TraceAction.FREE_COMPLETED.code
-_SEGMENT_ALLOC: Final = TraceAction.SEGMENT_ALLOC.code
-_SEGMENT_FREE: Final = TraceAction.SEGMENT_FREE.code
-_MAP: Final = TraceAction.SEGMENT_MAP.code
-_UNMAP: Final = TraceAction.SEGMENT_UNMAP.code
-_OOM: Final = TraceAction.OOM.code
 
 
 def own_allocators(
@@ -36,7 +37,7 @@ def own_allocators(
         return frozenset()
     indices = pool_indices(trace)
     own = {indices[s.pool_id] for s in trace.segments if not s.is_expandable}
-    own.update(p for p, c in zip(pools, trace.events.action, strict=True) if c == _SEGMENT_ALLOC)
+    own.update(p for p, c in zip(pools, trace.events.action, strict=True) if c == SEGMENT_ALLOC)
     return frozenset(own - {0})
 
 
@@ -63,17 +64,17 @@ class _SplitEvidence:
 
     def add(self, code: int, address: int, size: int, stream: int) -> None:
         """Take an event of the pool into account."""
-        if code in (_SEGMENT_ALLOC, _MAP):
+        if code in (SEGMENT_ALLOC, SEGMENT_MAP):
             self.new = address
-            self.parts[address] = _Part(size, stream, code == _MAP)
-        elif code in (_SEGMENT_FREE, _UNMAP):
+            self.parts[address] = _Part(size, stream, code == SEGMENT_MAP)
+        elif code in (SEGMENT_FREE, SEGMENT_UNMAP):
             self.parts.pop(address, None)
-        elif code == _FREE_COMPLETED:
+        elif code == FREE_COMPLETED:
             if address in self.parts:
                 self.parts[address].used = 0
-        elif code == _ALLOC:
+        elif code == ALLOC:
             self._add_allocation(address, round_size(size, self.settings), stream)
-        elif code == _OOM:
+        elif code == OOM:
             self.whole |= self._rest_would_serve(stream, size, NO_LIMIT)
 
     def _add_allocation(self, address: int, size: int, stream: int) -> None:

@@ -6,16 +6,11 @@ Rules from ``find_expandable_block``, ``map_block``, ``try_allocate_expandable_b
 
 from __future__ import annotations
 
-from typing import Final
-
 from gpuprobe.allocator.blocks import ExpandableRange, FreeList, PoolBlock
 from gpuprobe.allocator.rules import PAGE_SMALL, expandable_span, round_up
 from gpuprobe.allocator.state import AllocatorState
 from gpuprobe.errors import InternalError
-from gpuprobe.model.memory import TraceAction
-
-_MAP: Final = TraceAction.SEGMENT_MAP.code
-_UNMAP: Final = TraceAction.SEGMENT_UNMAP.code
+from gpuprobe.model.actions import SEGMENT_MAP, SEGMENT_UNMAP
 
 
 def page_size(small: bool, large_segment_size: int) -> int:
@@ -196,7 +191,7 @@ def _map(sim: AllocatorState, block: PoolBlock, size: int) -> bool:
     free_list.add(block)
     sim.grow(mapped)
     sim.device_allocs += 1
-    sim.emit(_MAP, address, mapped, free_list)
+    sim.emit(SEGMENT_MAP, address, mapped, free_list)
     return True
 
 
@@ -241,7 +236,7 @@ def unmap(sim: AllocatorState, block: PoolBlock) -> None:
     free_list.add_unmapped(block)
     sim.reserved -= end - start
     sim.device_frees += 1
-    sim.emit(_UNMAP, start, end - start, free_list)
+    sim.emit(SEGMENT_UNMAP, start, end - start, free_list)
 
 
 def release_range(block: PoolBlock) -> None:

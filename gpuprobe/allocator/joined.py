@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from gpuprobe.model.memory import TraceAction
+from gpuprobe.model.actions import ALLOC, FREE_COMPLETED, FREE_REQUESTED
 from gpuprobe.model.trace import COLUMNS, EventColumns, MemoryTrace, StackTable
 
-_ALLOC = TraceAction.ALLOC.code
-_FREES = (TraceAction.FREE_REQUESTED.code, TraceAction.FREE_COMPLETED.code)
+_FREES = (FREE_REQUESTED, FREE_COMPLETED)
 _WITHOUT = frozenset(
     ("category", "module", "phase", "stack", "last_stack", "last_name", "last_phase")
 )
@@ -51,7 +50,7 @@ def _alive_after(trace: MemoryTrace) -> set[int]:
     """The addresses of the blocks that are alive after the last event."""
     alive = set(trace.baseline.address)
     for action, address in zip(trace.events.action, trace.events.address, strict=True):
-        if action == _ALLOC:
+        if action == ALLOC:
             alive.add(address)
         elif action in _FREES:
             alive.discard(address)

@@ -8,15 +8,12 @@ Rules from ``garbage_collect_cached_blocks``, ``release_available_cached_blocks`
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import Final
 
 from gpuprobe.allocator import expandable
 from gpuprobe.allocator.blocks import KEY_SHIFT, BlockPool, FreeList, PoolBlock, PrivatePool
 from gpuprobe.allocator.rules import NO_LIMIT
 from gpuprobe.allocator.state import AllocatorState
-from gpuprobe.model.memory import TraceAction
-
-_SEGMENT_FREE: Final = TraceAction.SEGMENT_FREE.code
+from gpuprobe.model.actions import SEGMENT_FREE
 
 
 def collect_garbage(sim: AllocatorState) -> None:
@@ -138,7 +135,7 @@ def release_half(sim: AllocatorState, half: BlockPool) -> None:
 def release_segment(sim: AllocatorState, block: PoolBlock) -> None:
     """``cudaFree`` one whole cached segment (``release_block``)."""
     free_list = block.free_list
-    sim.emit(_SEGMENT_FREE, block.address, block.size, free_list)
+    sim.emit(SEGMENT_FREE, block.address, block.size, free_list)
     sim.driver.release(block.address, block.size)
     free_list.remove(block)
     sim.reserved -= block.size

@@ -20,17 +20,12 @@ from gpuprobe.allocator.rules import round_size
 from gpuprobe.allocator.start_state import StartState, pool_indices, start_state
 from gpuprobe.allocator.trace_simulator import Diverged, TraceSimulator, Unclear
 from gpuprobe.errors import DataError, InternalError
+from gpuprobe.model.actions import ALLOC, FREE_COMPLETED, FREE_REQUESTED, OOM, SNAPSHOT
 from gpuprobe.model.io.files import gc_paused
 from gpuprobe.model.memory import Block as BlockRow
 from gpuprobe.model.memory import BlockState, Segment, TraceAction
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
-
-_ALLOC: Final = TraceAction.ALLOC.code
-_FREE_REQUESTED: Final = TraceAction.FREE_REQUESTED.code
-_FREE_COMPLETED: Final = TraceAction.FREE_COMPLETED.code
-_SNAPSHOT: Final = TraceAction.SNAPSHOT.code
-_OOM: Final = TraceAction.OOM.code
 
 POOLS_NOT_RECORDED: Final = (
     "the torch that recorded the trace does not record which pool an event belongs to: requests "
@@ -283,7 +278,7 @@ def _drive(trace: MemoryTrace, sim: TraceSimulator, pools: Sequence[int]) -> int
         pools,
         strict=True,
     ):
-        if code == _ALLOC:
+        if code == ALLOC:
             reserved = sim.reserved
             if waiting:
                 block = sim.malloc_in_batch(index, size, stream, pool)
@@ -297,7 +292,7 @@ def _drive(trace: MemoryTrace, sim: TraceSimulator, pools: Sequence[int]) -> int
             if pool:
                 sim.note_pool(index, block, pool, cached=sim.reserved == reserved)
             allocations += 1
-        elif code == _FREE_REQUESTED:
+        elif code == FREE_REQUESTED:
             if waiting:
                 sim.settle(index)
                 waiting = False
@@ -306,15 +301,15 @@ def _drive(trace: MemoryTrace, sim: TraceSimulator, pools: Sequence[int]) -> int
                 _wrong_free(index, freed, address, size)
             freed.allocated = False
             sim.allocated -= freed.size
-        elif code == _FREE_COMPLETED and freed is not None and freed.address == address:
+        elif code == FREE_COMPLETED and freed is not None and freed.address == address:
             # No other stream used the block: its free completes at once.
             complete(freed)
             sim.recent[:] = (freed.address,)
             freed = None
-        elif code == _SNAPSHOT:
+        elif code == SNAPSHOT:
             sim.settle(index)
             waiting = False
-        elif code == _OOM:
+        elif code == OOM:
             _fail(sim, index, size, stream, pool)
             waiting = False
             freed = None

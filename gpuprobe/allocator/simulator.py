@@ -10,7 +10,6 @@ Where an order is unspecified in torch (hash sets), this uses insertion order.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from typing import Final
 
 from gpuprobe.allocator import expandable, release
 from gpuprobe.allocator.blocks import KEY_SHIFT, FreeList, PoolBlock, PrivatePool
@@ -22,13 +21,7 @@ from gpuprobe.allocator.rules import (
 )
 from gpuprobe.allocator.state import AllocatorState
 from gpuprobe.errors import InternalError
-from gpuprobe.model.memory import TraceAction
-
-_ALLOC: Final = TraceAction.ALLOC.code
-_FREE_REQUESTED: Final = TraceAction.FREE_REQUESTED.code
-_FREE_COMPLETED: Final = TraceAction.FREE_COMPLETED.code
-_SEGMENT_ALLOC: Final = TraceAction.SEGMENT_ALLOC.code
-_OOM: Final = TraceAction.OOM.code
+from gpuprobe.model.actions import ALLOC, FREE_COMPLETED, FREE_REQUESTED, OOM, SEGMENT_ALLOC
 
 
 class Simulator(AllocatorState):
@@ -110,7 +103,7 @@ class Simulator(AllocatorState):
         if allocated > self.peak_allocated:
             self.peak_allocated = allocated
         if self.listener is not None:
-            self.listener(_ALLOC, block.address, requested, stream, owner.index)
+            self.listener(ALLOC, block.address, requested, stream, owner.index)
         return block
 
     def free(self, block: PoolBlock) -> None:
@@ -126,13 +119,13 @@ class Simulator(AllocatorState):
             raise InternalError(f"{block!r} is not allocated")
         block.allocated = False
         self.allocated -= block.size
-        self.emit(_FREE_REQUESTED, block.address, block.requested, block.free_list)
+        self.emit(FREE_REQUESTED, block.address, block.requested, block.free_list)
 
     def complete(self, block: PoolBlock) -> None:
         """The second half of a free (``free_block``): merge with the free neighbours and
         return to the free list."""
         if self.listener is not None:
-            self.emit(_FREE_COMPLETED, block.address, block.requested, block.free_list)
+            self.emit(FREE_COMPLETED, block.address, block.requested, block.free_list)
         size = block.size
         self.active -= size
         self.requested -= block.requested
@@ -245,7 +238,7 @@ class Simulator(AllocatorState):
             block = self._new_segment(free_list, size)
         if block is None:
             self.ooms += 1
-            self.emit(_OOM, 0, size, free_list)
+            self.emit(OOM, 0, size, free_list)
         elif self.peak_reserved > peak:
             # The request that made memory grow counts as in use at the peak.
             self.active_at_peak += size
@@ -288,7 +281,7 @@ class Simulator(AllocatorState):
         block = PoolBlock(address, segment_size, free_list, self.next_order())
         self.device_allocs += 1
         self.grow(segment_size)
-        self.emit(_SEGMENT_ALLOC, address, segment_size, free_list)
+        self.emit(SEGMENT_ALLOC, address, segment_size, free_list)
         return block
 
     # -- pools ------------------------------------------------------------------------------

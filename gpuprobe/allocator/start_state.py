@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from gpuprobe.allocator.layout import PlacedBlock, PlacedRange, PlacedSegment
 from gpuprobe.allocator.rules import (
@@ -29,16 +29,17 @@ from gpuprobe.allocator.rules import (
     max_slack,
     round_size,
 )
-from gpuprobe.model.memory import BlockState, TraceAction
+from gpuprobe.model.actions import (
+    ALLOC,
+    FREE_COMPLETED,
+    OOM,
+    SEGMENT_ALLOC,
+    SEGMENT_FREE,
+    SEGMENT_MAP,
+    SEGMENT_UNMAP,
+)
+from gpuprobe.model.memory import BlockState
 from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
-
-_ALLOC: Final = TraceAction.ALLOC.code
-_FREE_COMPLETED: Final = TraceAction.FREE_COMPLETED.code
-_SEGMENT_ALLOC: Final = TraceAction.SEGMENT_ALLOC.code
-_SEGMENT_FREE: Final = TraceAction.SEGMENT_FREE.code
-_MAP: Final = TraceAction.SEGMENT_MAP.code
-_UNMAP: Final = TraceAction.SEGMENT_UNMAP.code
-_OOM: Final = TraceAction.OOM.code
 
 
 @dataclass(slots=True)
@@ -119,9 +120,9 @@ def _old_blocks(trace: MemoryTrace) -> list[_Old]:
     firsts: list[int] = []
     add = known.add
     for index, code, address in zip(range(len(events)), events.action, events.address, strict=True):
-        if code == _ALLOC:
+        if code == ALLOC:
             add(address)
-        elif code <= _FREE_COMPLETED and address not in known:
+        elif code <= FREE_COMPLETED and address not in known:
             add(address)
             firsts.append(index)
     streams, pools = events.column("stream"), events.column("pool")
@@ -132,7 +133,7 @@ def _old_blocks(trace: MemoryTrace) -> list[_Old]:
                 requested=events.size[index],
                 stream=streams[index],
                 pool=pools[index],
-                pending=events.action[index] == _FREE_COMPLETED,
+                pending=events.action[index] == FREE_COMPLETED,
                 freed_at=index,
             )
         )
@@ -168,7 +169,7 @@ def _never_completed(trace: MemoryTrace) -> dict[int, int]:
     }
     if waiting:
         for code, address in zip(trace.events.action, trace.events.address, strict=True):
-            if code in (_ALLOC, _FREE_COMPLETED) and address in waiting:
+            if code in (ALLOC, FREE_COMPLETED) and address in waiting:
                 del waiting[address]  # a later block has this address at the end
     return waiting
 
@@ -180,13 +181,13 @@ def _old_segments(trace: MemoryTrace) -> list[PlacedSegment]:
     known: set[int] = set()
     found = []
     for index, code in _device_events(trace):
-        if code not in (_SEGMENT_ALLOC, _SEGMENT_FREE):
+        if code not in (SEGMENT_ALLOC, SEGMENT_FREE):
             continue
         address = events.address[index]
         if address in known:
             continue
         known.add(address)
-        if code == _SEGMENT_FREE:
+        if code == SEGMENT_FREE:
             size = events.size[index]
             found.append(
                 PlacedSegment(
@@ -216,7 +217,7 @@ def _old_segments(trace: MemoryTrace) -> list[PlacedSegment]:
 
 def _device_events(trace: MemoryTrace) -> list[tuple[int, int]]:
     """(index, code) of the events about segments and pages."""
-    first, last = _SEGMENT_ALLOC, _UNMAP
+    first, last = SEGMENT_ALLOC, SEGMENT_UNMAP
     return [(i, c) for i, c in enumerate(trace.events.action) if first <= c <= last]
 
 
@@ -230,7 +231,7 @@ def _old_ranges(
     mapped and plus those unmapped during the trace."""
     events = trace.events
     streams, pools = events.column("stream"), events.column("pool")
-    changes = [(i, c) for i, c in _device_events(trace) if c in (_MAP, _UNMAP)]
+    changes = [(i, c) for i, c in _device_events(trace) if c in (SEGMENT_MAP, SEGMENT_UNMAP)]
     indices = pool_indices(trace)
     pages: dict[int, _Owner] = {}
     small_pages: dict[int, bool] = {}
@@ -246,7 +247,7 @@ def _old_ranges(
     for index, code in reversed(changes):
         for page in _pages(events.address[index], events.size[index]):
             touched.add(page)
-            if code == _MAP:
+            if code == SEGMENT_MAP:
                 pages.pop(page, None)
             else:
                 pages[page] = (streams[index], pools[index])
@@ -283,7 +284,7 @@ def _learn_page_kinds(
     pool, larger ones in the large pool."""
     events = trace.events
     for code, address, size in zip(events.action, events.address, events.size, strict=True):
-        if code <= _FREE_COMPLETED:
+        if code <= FREE_COMPLETED:
             page = address // PAGE_SMALL
             if page in touched and page not in small_pages:
                 rounded = round_size(size, settings)
@@ -329,7 +330,7 @@ def _lowest(
     for index, code in changes:
         address = events.address[index]
         if (
-            code == _MAP
+            code == SEGMENT_MAP
             and least <= address < base
             and (streams[index], pools[index]) == (first.stream, first.pool)
             and _mapped_for_small(trace, settings, index) == first.small
@@ -343,7 +344,7 @@ def _mapped_for_small(trace: MemoryTrace, settings: AllocatorSettings, index: in
     that follows; None if none follows."""
     events = trace.events
     for later in range(index + 1, len(events)):
-        if events.action[later] in (_ALLOC, _OOM):
+        if events.action[later] in (ALLOC, OOM):
             return round_size(events.size[later], settings) <= SMALL_LIMIT
     return None
 
@@ -395,7 +396,7 @@ def _find_sizes(trace: MemoryTrace, windows: list[_Window], state: StartState) -
     decided: set[int] = set()
     events = trace.events
     for index, code, address in zip(range(len(events)), events.action, events.address, strict=True):
-        if code == _ALLOC:
+        if code == ALLOC:
             at = bisect_right(firsts, address) - 1
             if at >= 0 and at not in decided:
                 first, last, old = windows[at]

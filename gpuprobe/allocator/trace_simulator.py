@@ -26,25 +26,26 @@ from gpuprobe.allocator.evidence import TieEvidence
 from gpuprobe.allocator.rules import SMALL_LIMIT, allocation_size, expandable_span, round_size
 from gpuprobe.allocator.settings import memory_fraction
 from gpuprobe.allocator.simulator import Simulator
-from gpuprobe.model.memory import TraceAction
+from gpuprobe.model.actions import (
+    ALLOC,
+    FREE_COMPLETED,
+    OOM,
+    SEGMENT_ALLOC,
+    SEGMENT_FREE,
+    SEGMENT_MAP,
+    SEGMENT_UNMAP,
+)
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import AllocatorSettings, EventColumns
 
-_ALLOC: Final = TraceAction.ALLOC.code
-_FREE_COMPLETED: Final = TraceAction.FREE_COMPLETED.code
-_SEGMENT_ALLOC: Final = TraceAction.SEGMENT_ALLOC.code
-_SEGMENT_FREE: Final = TraceAction.SEGMENT_FREE.code
-_MAP: Final = TraceAction.SEGMENT_MAP.code
-_UNMAP: Final = TraceAction.SEGMENT_UNMAP.code
-_OOM: Final = TraceAction.OOM.code
 _NONE: Final = -1
 
 _WORDS: Final = {
-    _FREE_COMPLETED: "completes the free of the block at {0:#x}",
-    _SEGMENT_ALLOC: "gets a new segment at {0:#x} of {1}",
-    _SEGMENT_FREE: "frees the segment at {0:#x} of {1}",
-    _MAP: "maps {1} at {0:#x}",
-    _UNMAP: "unmaps {1} at {0:#x}",
+    FREE_COMPLETED: "completes the free of the block at {0:#x}",
+    SEGMENT_ALLOC: "gets a new segment at {0:#x} of {1}",
+    SEGMENT_FREE: "frees the segment at {0:#x} of {1}",
+    SEGMENT_MAP: "maps {1} at {0:#x}",
+    SEGMENT_UNMAP: "unmaps {1} at {0:#x}",
 }
 
 
@@ -120,7 +121,7 @@ class TraceSimulator(Simulator):
         self._last_use = {
             pool: index
             for index, (pool, code) in enumerate(zip(pools, events.action, strict=True))
-            if pool and code == _ALLOC
+            if pool and code == ALLOC
         }
         self._ids = ids  # torch's id of each pool index
         self._batch: list[int] = []
@@ -140,9 +141,9 @@ class TraceSimulator(Simulator):
             return
         self.at_event = index
         while (code := self.peek()) != _NONE:
-            if code == _FREE_COMPLETED:
+            if code == FREE_COMPLETED:
                 self.synchronize_events()
-            elif code in (_SEGMENT_FREE, _UNMAP):
+            elif code in (SEGMENT_FREE, SEGMENT_UNMAP):
                 self.flushes.append(self._batch[self._at])
                 self._flush()
             else:
@@ -156,7 +157,7 @@ class TraceSimulator(Simulator):
         self.at_event = index
         polled = self._poll(requested, stream, pool)
         flushed = False
-        while self.peek() in (_FREE_COMPLETED, _SEGMENT_FREE, _UNMAP) and not (
+        while self.peek() in (FREE_COMPLETED, SEGMENT_FREE, SEGMENT_UNMAP) and not (
             self._own_releases(requested, stream, pool, polled)
         ):
             flushed = True
@@ -244,7 +245,7 @@ class TraceSimulator(Simulator):
     @property
     def out_of_memory(self) -> bool:
         """Whether the batch ends with an out-of-memory error."""
-        return 0 <= self.at_event < len(self.events) and self.events.action[self.at_event] == _OOM
+        return 0 <= self.at_event < len(self.events) and self.events.action[self.at_event] == OOM
 
     def learn_limit(self, index: int) -> None:
         """Set the memory limit from the out-of-memory event ``index``: the reserved memory, and the
@@ -258,7 +259,7 @@ class TraceSimulator(Simulator):
 
     def synchronize_events(self, owner: PrivatePool | None = None) -> None:
         """Free the blocks whose streams were done, as the trace shows."""
-        while self.peek() == _FREE_COMPLETED:
+        while self.peek() == FREE_COMPLETED:
             block = self._next_completed()
             self._at += 1
             self.recent.append(block.address)
@@ -278,7 +279,7 @@ class TraceSimulator(Simulator):
     def _must_miss(self) -> bool:
         """Whether the trace shows that the search found no cached block."""
         codes = self._codes()
-        return self.out_of_memory or _SEGMENT_ALLOC in codes or _MAP in codes
+        return self.out_of_memory or SEGMENT_ALLOC in codes or SEGMENT_MAP in codes
 
     def _missed_before(self, requested: int, stream: int, pool: int) -> bool:
         """Whether the search missed a block that is free now: one that was freed only when the
@@ -293,7 +294,7 @@ class TraceSimulator(Simulator):
         whole = found.prev is None and found.next is None and found.expandable is None
         if whole and found.free_list.pool.owner.index == 0:
             # Making room releases whole cached segments: the trace must release this one.
-            frees = [i for i in self._batch if self.events.action[i] == _SEGMENT_FREE]
+            frees = [i for i in self._batch if self.events.action[i] == SEGMENT_FREE]
             if all(self.events.address[i] != found.address for i in frees):
                 return False
         end = found.address + found.size
@@ -307,7 +308,7 @@ class TraceSimulator(Simulator):
         found = self.find(free_list, size, growable) if growable else None
         if found is None:
             return False
-        if self.peek() == _MAP:
+        if self.peek() == SEGMENT_MAP:
             return True
         lowest = expandable.lowest_fit(free_list, size)
         address = self.events.address[index]
@@ -343,7 +344,7 @@ class TraceSimulator(Simulator):
             self.synchronize_events()
             return True
         free_list, size, _ = self._request(requested, stream, pool)
-        while self.peek() == _FREE_COMPLETED:
+        while self.peek() == FREE_COMPLETED:
             block = self._next_completed()
             if block.free_list is free_list and self._would_fit(block, size):
                 return False
@@ -383,7 +384,7 @@ class TraceSimulator(Simulator):
         to the same layout, if torch would have released everything anyway.
         """
         codes = self._codes()
-        if _SEGMENT_FREE not in codes and _UNMAP not in codes:
+        if SEGMENT_FREE not in codes and SEGMENT_UNMAP not in codes:
             return True
         stacks = self.events.column("stack")
         if stacks[self.at_event]:
@@ -404,7 +405,7 @@ class TraceSimulator(Simulator):
     def _cannot_grow(self, free_list: FreeList) -> bool:
         """Whether no expandable segment served the request: that maps pages, or uses an address at
         which cached memory started before it was released."""
-        if _MAP in self._codes():
+        if SEGMENT_MAP in self._codes():
             return False
         address = self.events.address[self.at_event]
         return all(block.address != address for block in free_list)
@@ -412,12 +413,14 @@ class TraceSimulator(Simulator):
     def _released_pools(self) -> set[int]:
         events = self.events
         rest = self._batch[self._at :]
-        return {self._pools[i] for i in rest if events.action[i] in (_SEGMENT_FREE, _UNMAP)}
+        return {self._pools[i] for i in rest if events.action[i] in (SEGMENT_FREE, SEGMENT_UNMAP)}
 
     def _next_release(self) -> int:
         """The next event that releases memory; the wait for streams comes just before."""
         return next(
-            i for i in self._batch[self._at :] if self.events.action[i] in (_SEGMENT_FREE, _UNMAP)
+            i
+            for i in self._batch[self._at :]
+            if self.events.action[i] in (SEGMENT_FREE, SEGMENT_UNMAP)
         )
 
     def _frees_next(self, blocks: list[PoolBlock]) -> bool:
@@ -425,7 +428,7 @@ class TraceSimulator(Simulator):
         events = self.events
         following = self._batch[self._at : self._at + len(blocks)]
         return len(following) == len(blocks) and all(
-            events.action[i] == _SEGMENT_FREE and events.address[i] == block.address
+            events.action[i] == SEGMENT_FREE and events.address[i] == block.address
             for i, block in zip(following, blocks, strict=True)
         )
 
@@ -446,7 +449,7 @@ class TraceSimulator(Simulator):
     def _mapped_for_first(self, free_list: FreeList, size: int) -> PoolBlock | None:
         """The free block that the first allocation takes, best fit or not, if the trace begins
         between the mapping of its pages and that allocation."""
-        if self.at_event != 0 or self.events.action[0] != _ALLOC:
+        if self.at_event != 0 or self.events.action[0] != ALLOC:
             return None
         address = self.events.address[0]
         for block in free_list:
@@ -484,7 +487,7 @@ class TraceSimulator(Simulator):
     def _learn_end(self, free_list: FreeList, size: int) -> None:
         """Shorten an address range if the trace takes another block than the rules: a block counts
         with the addresses that it could grow into, and range lengths are not recorded."""
-        if self.at_event == len(self.events) or self.events.action[self.at_event] != _ALLOC:
+        if self.at_event == len(self.events) or self.events.action[self.at_event] != ALLOC:
             return
         found = self.find(free_list, size, True)
         address = self.events.address[self.at_event]
@@ -510,13 +513,13 @@ class TraceSimulator(Simulator):
         """Order equal blocks from before the trace as the batch releases them."""
         if self.ties.unknown:
             events = self.events  # an address may be allocated again in the same batch
-            freed = [i for i in self._batch if events.action[i] == _SEGMENT_FREE]
+            freed = [i for i in self._batch if events.action[i] == SEGMENT_FREE]
             self.ties.order_by(self.halves(), [events.address[i] for i in freed])
 
     def _collect(self, free_list: FreeList, size: int) -> None:
         self._learn_release_order()
         planned = release.available_to_release(self, free_list, size)
-        frees = self._codes().count(_SEGMENT_FREE)
+        frees = self._codes().count(SEGMENT_FREE)
         enough = sum(block.size for block in planned or ()) >= max(size, self.max_split)
         if planned and enough and frees == len(planned) and self._frees_next(planned):
             return  # making room explains the releases as well, without a retry
@@ -527,7 +530,7 @@ class TraceSimulator(Simulator):
         ``MemPool`` serves (``use_on_oom``): a request in that pool itself would have collected
         nothing.
         """
-        if not pool or self._ids[pool][0] or not self.gc_enabled or self.peek() != _SEGMENT_FREE:
+        if not pool or self._ids[pool][0] or not self.gc_enabled or self.peek() != SEGMENT_FREE:
             return
         free_list, size, growable = self._request(requested, stream, pool)
         if self.find(free_list, size, growable) is None or self._released_pools() != {0}:
@@ -536,7 +539,7 @@ class TraceSimulator(Simulator):
         default.pool.searches += 1
         self._learn_release_order()
         self._collect_as_recorded(default, size)
-        if self.peek() == _SEGMENT_FREE:
+        if self.peek() == SEGMENT_FREE:
             # Nothing else releases memory here: torch counts other ages. It counts only while the
             # process has a memory limit, and changes of that are not recorded.
             self.trust_ages = False
@@ -544,7 +547,7 @@ class TraceSimulator(Simulator):
 
     def _collect_as_recorded(self, free_list: FreeList, size: int) -> None:
         half = self.pools[0].large
-        while self.peek() == _SEGMENT_FREE:
+        while self.peek() == SEGMENT_FREE:
             whole = [b for b in half.free_blocks() if b.prev is None and b.next is None]
             if not whole:
                 return
@@ -561,7 +564,7 @@ class TraceSimulator(Simulator):
             first, needed = self._batch[self._at], self._needed(free_list, size)
             for block in freed:
                 release.release_segment(self, block)
-            ended = self.peek() not in (_SEGMENT_FREE, _UNMAP) and not self.out_of_memory
+            ended = self.peek() not in (SEGMENT_FREE, SEGMENT_UNMAP) and not self.out_of_memory
             if ended and not release.anything_to_release(self.pools[0]):
                 self.unclear.append(Unclear(first, needed))
 
@@ -569,11 +572,11 @@ class TraceSimulator(Simulator):
         # A release that follows, or the end of the allocation, shows that the driver had no memory:
         # in expandable segments not even cached pages serve if the process may have no more.
         code = self.peek()
-        if code in (_SEGMENT_FREE, _UNMAP, _FREE_COMPLETED) or (
+        if code in (SEGMENT_FREE, SEGMENT_UNMAP, FREE_COMPLETED) or (
             code == _NONE and self.out_of_memory
         ):
             return None
-        if code == _MAP:
+        if code == SEGMENT_MAP:
             self._know_range(free_list, size)
         return super()._new_segment(free_list, size)
 
@@ -630,16 +633,16 @@ class TraceSimulator(Simulator):
         self.synchronize_events()
         self._learn_release_order()
         # A retry that continues with a new segment had nothing (more) to release.
-        if self.peek() in (_NONE, _SEGMENT_ALLOC, _MAP) or self._next_pool() == 0:
+        if self.peek() in (_NONE, SEGMENT_ALLOC, SEGMENT_MAP) or self._next_pool() == 0:
             release.release_pool(self, self.pools[0])
-        while self.peek() in (_SEGMENT_FREE, _UNMAP):
+        while self.peek() in (SEGMENT_FREE, SEGMENT_UNMAP):
             owner = self.pools.get(self._next_pool())
             at = self._at
             if owner is not None and owner.index != 0:
                 release.release_pool(self, owner)
             if at == self._at:
                 break
-        if before == self._at and self.peek() in (_SEGMENT_FREE, _UNMAP):
+        if before == self._at and self.peek() in (SEGMENT_FREE, SEGMENT_UNMAP):
             self.disagree(
                 "has nothing there to release",
                 "only whole cached segments and empty pages go back to the driver",
@@ -687,9 +690,9 @@ class _TraceDriver:
     def allocate(self, size: int, stream: int, pool: int) -> int | None:
         sim = self._sim
         code = sim.peek()
-        if code == _SEGMENT_ALLOC:
+        if code == SEGMENT_ALLOC:
             address, _ = sim.next_event()
-            sim.take(_SEGMENT_ALLOC, address, size)
+            sim.take(SEGMENT_ALLOC, address, size)
             return address
         if code == _NONE and sim.at_event == 0 and sim.forget_fresh(size):
             return sim.events.address[0]
@@ -697,29 +700,29 @@ class _TraceDriver:
         return None
 
     def release(self, address: int, size: int) -> None:
-        self._sim.take(_SEGMENT_FREE, address, size)
+        self._sim.take(SEGMENT_FREE, address, size)
 
     def reserve(self, span: int, stream: int, pool: int) -> int | None:
         sim = self._sim
-        if sim.peek() == _MAP:
+        if sim.peek() == SEGMENT_MAP:
             return sim.next_event()[0]
         self._must_fail("reserves addresses for a new expandable segment")
         return None
 
     def map(self, address: int, size: int) -> bool:
         sim = self._sim
-        if sim.peek() == _MAP:
-            sim.take(_MAP, address, size)
+        if sim.peek() == SEGMENT_MAP:
+            sim.take(SEGMENT_MAP, address, size)
             return True
         self._must_fail(f"maps {human_bytes(size)} at {address:#x}")
         return False
 
     def unmap(self, address: int, size: int) -> None:
-        self._sim.take(_UNMAP, address, size)
+        self._sim.take(SEGMENT_UNMAP, address, size)
 
     def _must_fail(self, what: str) -> None:
         """Check that the driver was out of memory: the trace then makes room, or fails."""
         sim = self._sim
         code = sim.peek()
-        if code in (_SEGMENT_ALLOC, _MAP) or (code == _NONE and not sim.out_of_memory):
+        if code in (SEGMENT_ALLOC, SEGMENT_MAP) or (code == _NONE and not sim.out_of_memory):
             sim.disagree(what, "no cached block fits by the rules")

@@ -29,16 +29,16 @@ from gpuprobe.allocator.rules import MIB, round_size
 from gpuprobe.allocator.settings import differences, memory_fraction, to_conf
 from gpuprobe.allocator.simulator import Simulator
 from gpuprobe.allocator.start_state import StartState, pool_indices, start_state
+from gpuprobe.model.actions import (
+    ALLOC,
+    FREE_COMPLETED,
+    FREE_REQUESTED,
+    OOM,
+    SEGMENT_FREE,
+    SEGMENT_UNMAP,
+)
 from gpuprobe.model.io.files import gc_paused
-from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.trace import AllocatorSettings, EventColumns, MemoryTrace
-
-_ALLOC: Final = TraceAction.ALLOC.code
-_FREE_REQUESTED: Final = TraceAction.FREE_REQUESTED.code
-_FREE_COMPLETED: Final = TraceAction.FREE_COMPLETED.code
-_SEGMENT_FREE: Final = TraceAction.SEGMENT_FREE.code
-_UNMAP: Final = TraceAction.SEGMENT_UNMAP.code
-_OOM: Final = TraceAction.OOM.code
 
 LIMITS: Final = (
     "calls of empty_cache that released nothing leave no trace: they are left out",
@@ -190,7 +190,7 @@ def _readings(
     if private:
         last = dict(recorded.held)
         for index, code, pool in zip(range(len(events)), events.action, pools, strict=True):
-            if pool and code in (_ALLOC, _OOM):
+            if pool and code in (ALLOC, OOM):
                 last[pool] = max(last.get(pool, 0), index)
         dropped: dict[int, list[int]] = {}
         for pool, index in last.items():
@@ -203,7 +203,7 @@ def _readings(
         overflows = (one for one in recorded.overflows if most is None or one.needed > most)
         served = frozenset(one.event for one in overflows)
         others.append((_OVERFLOW, replace(usual, overflow=mem_pools, overflows=served)))
-    failed = {size for size, code in zip(events.size, events.action, strict=True) if code == _OOM}
+    failed = {size for size, code in zip(events.size, events.action, strict=True) if code == OOM}
     if any(
         round_size(_least(size, recorded.settings), settings) != round_size(size, settings)
         for size in failed
@@ -324,7 +324,7 @@ def _simulate(
         pools,
         strict=True,
     ):
-        if code == _ALLOC:
+        if code == ALLOC:
             if index in reading.overflows:
                 pool = 0
             block = request(sim, size, stream, pool, graph=ids[pool][0] > 0)
@@ -332,17 +332,17 @@ def _simulate(
                 failed += 1
             else:
                 live[address] = block
-        elif code == _FREE_REQUESTED:
+        elif code == FREE_REQUESTED:
             block = live.get(address)
             if block is not None and block.allocated:  # a damaged trace may free it again
                 sim.request_free(block)
-        elif code == _FREE_COMPLETED:
+        elif code == FREE_COMPLETED:
             _complete(sim, live.pop(address, None))
-        elif code == _OOM:
+        elif code == OOM:
             if reading.least:
                 size = _least(size, recorded.settings)
             served += _serve(sim, size, stream, pool, graph=ids[pool][0] > 0)
-        elif code in (_SEGMENT_FREE, _UNMAP):
+        elif code in (SEGMENT_FREE, SEGMENT_UNMAP):
             _release(sim, events, pools_of, index, flush=index in reading.flushes)
         for dropped in reading.dropped.get(index, ()):
             _drop(sim, dropped, ids[dropped])
@@ -412,7 +412,7 @@ def _flush(
     an owner."""
     released = {pools[index]}
     at = index
-    while at < len(events) and events.action[at] in (_SEGMENT_FREE, _UNMAP):
+    while at < len(events) and events.action[at] in (SEGMENT_FREE, SEGMENT_UNMAP):
         released.add(pools[at])
         at += 1
     for pool in released - {0}:
@@ -602,9 +602,9 @@ def reserved_alone(trace: MemoryTrace) -> int:
         strict=True,
     )
     for code, address, size, stream, pool in rows:
-        if code == TraceAction.ALLOC.code:
+        if code == ALLOC:
             allocate(address, size, stream, pool)
-        elif code == TraceAction.FREE_COMPLETED.code:
+        elif code == FREE_COMPLETED:
             block = live.pop(address, None)
             if block is not None:
                 sim.free(block)

@@ -104,6 +104,7 @@ def measure(
     module: bool = False,
     steps: int | None = None,
     epoch: int = 0,
+    endless: bool = False,
     root: str = "",
     compute: str = "auto",
     figures_only: bool = False,
@@ -115,8 +116,9 @@ def measure(
     else is run and recorded at level ``trace``, on a simulated GPU if ``gpu`` names one.
     ``hazards`` also counts races and implicit synchronisations. ``steps``: stop the program after
     this many optimizer steps. ``epoch``: end its first epoch after so many training steps, and the
-    program after the evaluation that follows. ``root``: the project's folder, which file names are
-    relative to (default: the working directory). ``compute`` is as for `virtual_gpu`.
+    program after the evaluation that follows. ``endless``: the simulated GPU never runs out of
+    memory. ``root``: the project's folder, which file names are relative to (default: the working
+    directory). ``compute`` is as for `virtual_gpu`.
     ``figures_only``: without explanations of the figures and the program's files.
     ``notify`` gets a line for each assumption of a simulated GPU.
 
@@ -154,6 +156,7 @@ def measure(
                     trace_steps="all",
                     holders=False,  # a check compares figures
                     epoch=EpochLimit(epoch) if epoch else None,
+                    endless=endless,
                 )
         finally:
             os.chdir(here)  # the program may have changed it

@@ -180,4 +180,4 @@ def failed_ranks(recordings: Sequence[Path]) -> str:
         return ""
     _, session, error = min(ends, key=lambda one: one[0])
     which = f"rank {session.rank}" if session.world_size > 1 else "the program"
-    return f"{which} failed first: {error.type}: {error.message.partition(chr(10))[0]}"
+    return f"{which} failed first: {error.text}"

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Mapping
 from dataclasses import fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuprobe.model.machine.diagnosis import Diagnosis, RankDiagnosis
@@ -14,8 +12,6 @@ from gpuprobe.model.values import ReadStatus, Unavailable
 
 if TYPE_CHECKING:
     from gpuprobe.model.findings import Finding
-    from gpuprobe.probes.health.base import MachineFacts
-    from gpuprobe.reporters.support_bundle import Redactor
     from gpuprobe.reporters.text.draw import DrawnLine
 
 
@@ -28,28 +24,17 @@ def doctor() -> list[Finding]:
     return list(diagnose().findings)
 
 
-def diagnose(
-    demo: str | None = None,
-    *,
-    bundle: str | os.PathLike[str] | None = None,
-    environ: Mapping[str, str] | None = None,
-) -> Diagnosis:
+def diagnose(demo: str | None = None, *, environ: Mapping[str, str] | None = None) -> Diagnosis:
     """Run every rule. ``demo`` names a simulated fleet to read instead of the hardware; then only
-    the devices are checked. ``bundle`` names a zip file to write, with secrets and names redacted;
-    ``environ`` is the environment of the program in question.
+    the devices are checked. ``environ`` is the environment of the program in question.
 
-    Raises UsageError for an unknown fleet and for a bundle that exists already.
+    Raises UsageError for an unknown fleet.
     """
     from gpuprobe.api.devices import inventory
-    from gpuprobe.errors import UsageError
     from gpuprobe.probes.health import CHECKS
     from gpuprobe.probes.health.base import MachineFacts, device_verdicts, driver_status, examine
     from gpuprobe.probes.health.facts import gather
 
-    if bundle is not None and os.path.lexists(bundle):  # before the checks run
-        raise UsageError(
-            f"{os.fspath(bundle)} exists already", hint="give another name, or remove it first"
-        )
     variables = os.environ if environ is None else environ
     found = inventory(("nvml", "cuda"), demo, environ=variables)
     if demo:
@@ -68,7 +53,7 @@ def diagnose(
         driver = Unavailable(status.reason)
     elif isinstance(driver, Unavailable):
         driver = "of an unknown version"
-    diagnosis = Diagnosis(
+    return Diagnosis(
         taken_at=found.taken_at,
         driver=driver,
         torch=facts.torch if isinstance(facts.torch, Unavailable) else facts.torch.version,
@@ -79,60 +64,6 @@ def diagnose(
         demo=demo or "",
         verdicts=device_verdicts(found, outcome),
     )
-    if bundle is not None:
-        _write_bundle(Path(bundle), diagnosis, facts, variables)
-    return diagnosis
-
-
-def _write_bundle(
-    path: Path, diagnosis: Diagnosis, facts: MachineFacts, environ: Mapping[str, str]
-) -> None:
-    from gpuprobe.model.io.codec import to_plain
-    from gpuprobe.reporters import support_bundle as doctor_bundle
-    from gpuprobe.reporters.json import doctor as doctor_json
-
-    log = facts.kernel_log
-    lines = (
-        [f"(not readable: {log.reason})"]
-        if isinstance(log, Unavailable)
-        else [f"[{message.seconds:.6f}] {message.text}" for message in log]
-    )
-    doctor_bundle.write(
-        path,
-        redactor_for(facts, environ),
-        doctor=doctor_json.MACHINE.plain(diagnosis),
-        info=to_plain(facts.inventory),
-        environ=environ,
-        packages={} if isinstance(facts.packages, Unavailable) else facts.packages,
-        kernel_log=lines,
-    )
-
-
-def redactor_for(facts: MachineFacts, environ: Mapping[str, str]) -> Redactor:
-    """A redactor of this machine's names and of the users' names in ``facts``."""
-    import pwd
-
-    from gpuprobe.reporters.support_bundle import Redactor
-
-    users = {environ.get(name, "") for name in ("USER", "LOGNAME", "SUDO_USER", "USERNAME")}
-    homes = {environ.get("HOME", "")}
-    try:
-        entry = pwd.getpwuid(os.getuid())
-    except KeyError:  # a container's user without a passwd entry
-        pass
-    else:
-        users.add(entry.pw_name)
-        users.update(entry.pw_gecos.split(",")[0:1])  # the person's name
-        homes.add(entry.pw_dir)
-    node = socket.gethostname()
-    hosts = {node, environ.get("HOSTNAME", ""), environ.get("HOST", "")}
-    if not isinstance(facts.inventory, Unavailable):
-        hosts.add(facts.inventory.host.hostname)
-        for process in facts.inventory.processes:
-            if isinstance(process.user.value, str):
-                users.add(process.user.value)
-    hosts |= {host.partition(".")[0] for host in hosts}
-    return Redactor(environ, users=users, homes=homes, hosts=hosts)
 
 
 def diagnose_ranks(timeout: float = 30.0) -> RankDiagnosis:

@@ -79,14 +79,14 @@ from gpuprobe.causes.rules.holders import late_variable
 from gpuprobe.causes.rules.joins import GROWN
 from gpuprobe.causes.variables import Variables
 from gpuprobe.errors import DataError, ProgramFailed, UsageError
+from gpuprobe.model.actions import OOM
 from gpuprobe.model.causes import Bound, Certainty, Effect, Explanation, MemoryCause, RunEnd
 from gpuprobe.model.io.codec import from_plain
 from gpuprobe.model.io.files import read_regular
-from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.place import Place
 from gpuprobe.model.run.holders import Holder, HolderRoot
 from gpuprobe.model.run.recording import Recording
-from gpuprobe.model.run.session import ProgramError
+from gpuprobe.model.run.session import JOB_OF_ONE, ProgramError
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import LineNumber, Unavailable
@@ -124,6 +124,10 @@ _NEVER_SEARCHED: Final = (
     "padding: only batches of integers that are copied from the CPU are checked"
 )
 """What no explanation detects."""
+_OTHER_RANKS: Final = (
+    "other ranks: its launcher's variables are missing, and it ran as a job of one process, whose "
+    "memory is not divided among several"
+)
 _RAISED: Final = 5
 """The exit code of `gpuprobe run` after an exception of the program."""
 _LAST_SECONDS: Final = 10.0
@@ -160,10 +164,6 @@ class Subject:
     def words(self) -> list[str]:
         """The program as arguments of a command."""
         return [*(["-m"] if self.module else []), self.target, *self.arguments]
-
-
-_TRIABLE: Final = (RunEnd.COMPLETE, RunEnd.EPOCH)
-"""Programs that end in time, so that they can be run again with a change."""
 
 
 class _Outcome(NamedTuple):
@@ -230,6 +230,8 @@ class _Explaining:
         self._until = self._began + budget
         self._notes: list[str] = []
         self._ended = RunEnd.COMPLETE
+        self._environment: Mapping[str, str] = {}  # of all runs
+        self._endless = False  # whether later runs are on a GPU that never runs out of memory
         self._detail = ""
         self._steps = 0  # after which the epoch was ended in the first run, and is in later ones
         self._not_run: tuple[str, ...] = ()
@@ -249,8 +251,18 @@ class _Explaining:
                 if at_steps.causes:
                     notes, explanation = at_steps.notes, at_steps
                 return replace(explanation, notes=notes, searched=False)
-            recording = again
+            recording, self._endless = again, True
         return self._explained(recording)
+
+    @property
+    def _alone(self) -> tuple[str, ...]:
+        """What a job of one process does not show."""
+        return (_OTHER_RANKS,) if self._environment else ()
+
+    @property
+    def _triable(self) -> bool:
+        """Whether the program ends in time, so that it can be run again with a change."""
+        return self._endless or self._ended in (RunEnd.COMPLETE, RunEnd.EPOCH)
 
     def _explained(
         self, recording: Recording, *, failed: bool = False, search: bool = True
@@ -265,10 +277,9 @@ class _Explaining:
         needs = needs_at(lives, mark.event)
         if isinstance(needs, Unavailable):
             raise UsageError(f"nothing to explain: {needs.reason}")
-        endless = self._ended is RunEnd.OUT_OF_MEMORY and not failed
         held = None
         if search:
-            held = self._holders(lives, mark, endless=endless, failed=failed)
+            held = self._holders(lives, mark, failed=failed)
         else:
             self._notes.append(f"{_HOLDERS}: this is the run that ran out of memory")
         diagnosed = causes_at(
@@ -310,7 +321,13 @@ class _Explaining:
             else late_variable(blocks_at(lives, mark.event, failed=failed), held.first),
             causes=ranked,
             smaller=None if ranked or failed else for_needed(AdviceFacts(site, mark)),
-            notes=(*self._not_run, *self._notes, _NEVER_SEARCHED, *_pinned(recording)),
+            notes=(
+                *self._alone,
+                *self._not_run,
+                *self._notes,
+                _NEVER_SEARCHED,
+                *_pinned(recording),
+            ),
             searched=not self._notes,
             seconds=time.monotonic() - self._began,
         )
@@ -356,7 +373,7 @@ class _Explaining:
         fails for another reason than the GPU's memory, UsageError if it has made no step then.
         """
         path = self._folder / name
-        done = self._run(path, endless=False, until=time.monotonic() + seconds)
+        done = self._run(path, until=time.monotonic() + seconds)
         try:
             recording = load(path) if path.exists() else None
         except DataError:  # nothing was written yet
@@ -376,20 +393,32 @@ class _Explaining:
             )
             return recording
         end = None if recording is None else recording.ranks[0].end
-        if end is not None and end.epoch is not None:
-            self._steps = end.epoch.steps
+        if self._ends(recording):
             self._ended = RunEnd.EPOCH
             self._detail = f"after {self._steps} training steps"
-            self._not_run = (end.epoch.text,)
-        if end is not None:
-            self._not_run += end.kept_files
         error = None if end is None else end.error
         if recording is not None and error is not None and error.out_of_memory:
             self._ended, self._detail = RunEnd.OUT_OF_MEMORY, error.message
             return recording
+        if error is not None and error.lacks_launcher and not self._environment:
+            self._notify("its launcher's variables are missing: running it as a job of one process")
+            self._environment = JOB_OF_ONE
+            return self._first_run("job.gpuprobe", seconds)
         if done.returncode or recording is None:
-            raise _failed(done, error)
+            raise _failed(done, error, self._subject)
         return recording
+
+    def _ends(self, recording: Recording | None) -> bool:
+        """Note where a program ended, and what was not run; whether its epoch was ended."""
+        end = None if recording is None else recording.ranks[0].end
+        if end is None:
+            return False
+        self._not_run = end.kept_files
+        if end.epoch is None:
+            return False
+        self._steps = end.epoch.steps
+        self._not_run = (end.epoch.text, *end.kept_files)
+        return True
 
     def _again(self) -> Recording | None:
         """A recording of the program on GPUs that never run out of memory; None, with a note, if it
@@ -398,7 +427,9 @@ class _Explaining:
         path = self._folder / "endless.gpuprobe"
         done = self._run(path, endless=True)
         if done is not None and not done.returncode:
-            return load(path)
+            recording = load(path)
+            self._ends(recording)
+            return recording
         why = "the time was over"
         if done is not None:
             why = (
@@ -412,7 +443,7 @@ class _Explaining:
         self,
         output: Path,
         *,
-        endless: bool,
+        endless: bool = False,
         until: float | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str] | None:
@@ -430,7 +461,7 @@ class _Explaining:
         ]
         with subprocess.Popen(
             command,
-            env={**os.environ, **(environment or {})},
+            env={**os.environ, **self._environment, **(environment or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -448,9 +479,7 @@ class _Explaining:
                 raise
         return subprocess.CompletedProcess(command, process.returncode, "", errors)
 
-    def _holders(
-        self, lives: Biographies, mark: HighWater, *, endless: bool, failed: bool
-    ) -> _Held | None:
+    def _holders(self, lives: Biographies, mark: HighWater, *, failed: bool) -> _Held | None:
         """What holds the memory that is not needed; None if unknown."""
         from gpuprobe.sampler.tracing.inspection import REQUEST
 
@@ -463,7 +492,7 @@ class _Explaining:
             self._notes.append(f"{_HOLDERS}: the time was over")
             return None
         self._notify("running it to the peak, to find what holds the memory")
-        if self._ended in _TRIABLE:  # what a trial compares with: it takes as long
+        if self._triable:  # what a trial compares with: it takes as long
             self._opened_trials().begin(self._until - time.monotonic())
         folder = Path(tempfile.mkdtemp(dir=self._folder))
         request, result = folder / "request.json", folder / "holders.json"
@@ -476,7 +505,9 @@ class _Explaining:
         }
         request.write_text(json.dumps(document), encoding="utf-8")
         done = self._run(
-            folder / "second.gpuprobe", endless=endless, environment={REQUEST: str(request)}
+            folder / "second.gpuprobe",
+            endless=self._endless,
+            environment={REQUEST: str(request)},
         )
         if not result.exists():
             why = "had no time to reach" if done is None else "did not have"
@@ -519,7 +550,7 @@ class _Explaining:
             edits = self._edits(one)
             made: EditCandidate | None = None
             group = others
-            if self._ended in _TRIABLE:
+            if self._triable:
                 tried = self._best(edits, effect)
                 if not tried.helped or not _saves_little(tried.effect, effect):
                     effect, made = tried.effect, tried.edit
@@ -586,7 +617,7 @@ class _Explaining:
             return None
         self._notify(f"trying {conf}")
         path = self._folder / "setting.gpuprobe"
-        done = self._run(path, endless=False, environment=environment)
+        done = self._run(path, environment=environment)
         if done is None:
             self._notes.append(f"{what} were not tried to the end: the time was over")
             return None
@@ -631,7 +662,13 @@ class _Explaining:
             self._trials = self._stack.enter_context(
                 RemedyTrials(
                     [subject.target, *subject.arguments],
-                    RemedyOptions(subject.gpu, subject.compute, epoch=self._steps),
+                    RemedyOptions(
+                        subject.gpu,
+                        subject.compute,
+                        epoch=self._steps,
+                        endless=self._endless,
+                        environment=self._environment,
+                    ),
                     module=subject.module,
                     progress=self._notify,
                 )
@@ -871,27 +908,29 @@ def _traces(site: PeakSite) -> list[MemoryTrace]:
     ]
 
 
-def _failed(done: subprocess.CompletedProcess[str], error: ProgramError | None) -> ProgramFailed:
+def _failed(
+    done: subprocess.CompletedProcess[str], error: ProgramError | None, subject: Subject
+) -> ProgramFailed:
     """``error``: how the program ended, by the recording."""
     if error is None:
         last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "")
     else:
-        last = f"{error.type}: {error.message}".partition("\n")[0]
+        last = error.text
     # `gpuprobe run` ends so after an exception, with which Python itself would end with 1.
     what = "failed" if done.returncode == _RAISED else f"ended with code {done.returncode}"
+    run = shlex.join(["gpuprobe", "run", "--gpu", subject.gpu, *subject.words])
     return ProgramFailed(
         f"the program {what}" + (f": {last.strip()}" if last else ""),
-        hint="gpuprobe explain runs it as it is, without input (stdin); its options come after "
-        "the script",
+        hint="gpuprobe explain runs it without input (stdin)"
+        if "EOFError" in last
+        else f"{run} shows what it prints; its options come after the script",
     )
 
 
 def _failure_in(mark: HighWater) -> HighWater:
     """The blocks at the last allocation that failed in the trace of a peak, if one did."""
     failures = [
-        event
-        for event, action in enumerate(mark.ledger.trace.events.action)
-        if action == TraceAction.OOM.code
+        event for event, action in enumerate(mark.ledger.trace.events.action) if action == OOM
     ]
     return live_at(mark.ledger, failures[-1]) if failures else mark
 

@@ -31,6 +31,7 @@ def detect_hazards(gpu: str | None = None) -> Iterator[Hazards]:
     ::
 
         with gpuprobe.detect_hazards() as h:
+            from train import train_step  # which imports torch
             train_step()
         for finding in h.findings:
             print(finding.kind, finding.message, finding.location)
@@ -140,11 +141,12 @@ def write_hazards(
     the changes that the findings suggest, as one unified diff for ``git apply``, which is returned.
     """
     from gpuprobe.hazards.findings.code import patch_of
+    from gpuprobe.model.io.document import write as write_document
     from gpuprobe.model.io.files import new_file
     from gpuprobe.reporters.ci.annotations import checkout
     from gpuprobe.reporters.ci.junit import write as write_junit
     from gpuprobe.reporters.ci.sarif import write as write_sarif
-    from gpuprobe.reporters.json.hazards import write as write_json
+    from gpuprobe.reporters.json.hazards import document
 
     root = str(Path.cwd())
 
@@ -157,7 +159,7 @@ def write_hazards(
         write_junit(found.races, stream, suite="hazards", failed=found.failed)
 
     def json_to(stream: io.StringIO) -> None:
-        write_json(found, stream)
+        write_document(document(found), stream)
 
     for path, write in ((sarif, sarif_to), (junit, junit_to), (json, json_to)):
         if path is not None:

@@ -38,12 +38,15 @@ if TYPE_CHECKING:
 class RemedyOptions:
     """How programs are tried: the simulated ``gpu``, ``compute`` as for `virtual_gpu`, and the
     training steps after which their first ``epoch`` is ended (see `gpuprobe.planning.first_epoch`),
-    0 for the whole program.
+    0 for the whole program. ``endless``: the GPU never runs out of memory. ``environment``:
+    variables that are set for the programs.
     """
 
     gpu: str = "h100-80gb"
     compute: str = "auto"
     epoch: int = 0
+    endless: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -131,9 +134,7 @@ class RemedyTrials:
         """``command``: a script, or with ``module`` a module, and its arguments. ``progress`` gets
         a line before each run. Raises ConfigError for invalid settings of the project.
         """
-        options = options or RemedyOptions()
-        self._gpu = options.gpu
-        self._epoch = options.epoch
+        self._options = options = options or RemedyOptions()
         self._plan = plan(
             command,
             module=module,
@@ -256,10 +257,11 @@ class RemedyTrials:
             trials = Trials(
                 self._plan,
                 self.root,
-                self._gpu,
+                self._options.gpu,
                 confined=True,
-                environment=made.environment,
-                epoch=self._epoch,
+                environment={**self._options.environment, **made.environment},
+                epoch=self._options.epoch,
+                endless=self._options.endless,
             )
             self._trials[key] = self._stack.enter_context(trials)
         left = deadline - time.monotonic()

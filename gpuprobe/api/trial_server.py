@@ -20,7 +20,7 @@ from dataclasses import asdict, replace
 from types import ModuleType
 from typing import Any, Final
 
-from gpuprobe.api.trials import COMPILER, OVER_LIMITS
+from gpuprobe.api.trials import COMPILER, ENDLESS, OVER_LIMITS
 from gpuprobe.gate.trials import TrialFigures, TrialRequest, moved, moved_all
 from gpuprobe.model.text import visible
 from gpuprobe.processes import Channel, serve, to_null
@@ -28,12 +28,13 @@ from gpuprobe.processes import Channel, serve, to_null
 _WAITING: Final = "OMP_WAIT_POLICY"
 
 
-def main(folder: str, gpu: str, *modules: str) -> None:
+def main(folder: str, gpu: str, *options: str) -> None:
     """Run requests until they end, then remove ``folder``. ``gpu``: the simulated GPU of the
-    programs; ``""`` for the machine's own. ``modules``: `COMPILER`, if the programs use it.
+    programs; ``""`` for the machine's own. ``options``: `COMPILER`, if the programs use it, and
+    `ENDLESS`.
     """
     channel = Channel()
-    _warm_up(gpu, compiler=COMPILER in modules)
+    _warm_up(gpu, compiler=COMPILER in options, endless=ENDLESS in options)
     try:
         serve(channel, _reply)
     finally:
@@ -49,7 +50,7 @@ def _reply(plain: Mapping[str, Any]) -> dict[str, Any]:
     return asdict(figures)
 
 
-def _warm_up(gpu: str, *, compiler: bool) -> None:
+def _warm_up(gpu: str, *, compiler: bool, endless: bool) -> None:
     """Import the modules that nearly all programs of a check import, torch with the simulated
     ``gpu``. CUDA is initialised in the forks: it does not survive one. Without ``compiler``, an
     optimizer does not import torch's compiler (1.2 s of processor time).
@@ -69,7 +70,7 @@ def _warm_up(gpu: str, *, compiler: bool) -> None:
         if gpu:
             from gpuprobe.api.simulated_gpu import load_gpu
 
-            load_gpu(gpu)
+            load_gpu(gpu, endless=endless)
         import torch
         import torch.optim
 
@@ -213,6 +214,7 @@ def _figures(request: TrialRequest) -> TrialFigures:
         module=request.module,
         steps=request.steps,
         epoch=request.epoch,
+        endless=request.endless,
         root=request.tree,
         compute=request.compute,
         figures_only=True,

@@ -28,6 +28,9 @@ OVER_LIMITS: Final = "GPU memory: "
 COMPILER: Final = "torch._dynamo"
 """The module of torch's compiler. The trials import it in advance if the check's program did."""
 
+ENDLESS: Final = "endless"
+"""The option of the trials' process whose simulated GPU never runs out of memory."""
+
 _MOST_OUTPUT: Final = 8 << 20  # bytes of a program's output that are compared
 
 TRIAL_SERVER: Final = "gpuprobe.api.trial_server"
@@ -47,13 +50,16 @@ class Trials:
         confined: bool = False,
         environment: Mapping[str, str] | None = None,
         epoch: int = 0,
+        endless: bool = False,
     ) -> None:
         """``gpu``: the simulated GPU of the programs; ``""`` for the machine's own. ``confined``:
         the programs write in their copies only, and their output is recorded. ``environment``:
         variables that are set for them. ``epoch``: the training steps after which the first epoch
-        is ended (`gpuprobe.planning.first_epoch`), 0 for the whole program.
+        is ended (`gpuprobe.planning.first_epoch`), 0 for the whole program. ``endless``: the GPU
+        never runs out of memory.
         """
         self._epoch = epoch
+        self._endless = endless
         self._confined = confined
         self._environment = dict(environment or {})
         self._plan = plan
@@ -122,6 +128,7 @@ class Trials:
             hazards=plan.hazards,
             steps=plan.steps,
             epoch=self._epoch,
+            endless=self._endless,
             compute=plan.compute,
             seconds=seconds,
             test=plan.test,
@@ -151,9 +158,10 @@ class Trials:
         return TrialFigures({}, {}, failed)
 
     def _start(self) -> Server:
-        used = [COMPILER] if COMPILER in sys.modules else []
+        options = [COMPILER] if COMPILER in sys.modules else []
+        options += [ENDLESS] if self._endless else []
         environment = {**os.environ, **self._environment}
-        server = Server(TRIAL_SERVER, self._folder, self._gpu, *used, environment=environment)
+        server = Server(TRIAL_SERVER, self._folder, self._gpu, *options, environment=environment)
         return self._stack.enter_context(server)
 
 

@@ -204,6 +204,15 @@ def default_output(name: str, *, module: bool = False, replace: bool = False) ->
     return path
 
 
+def lacks_launcher(result: RunResult) -> bool:
+    """Whether the program failed as a variable is missing that a launcher sets."""
+    if not isinstance(result.error, Exception):
+        return False
+    from gpuprobe.sampler.failures import program_error
+
+    return program_error(result.error).lacks_launcher
+
+
 def discard_empty(result: RunResult, output: Path) -> bool:
     """Delete the recording of a program that exited with a code other than 0 before it called a
     model or used a GPU, as for wrong arguments, and return whether it was deleted. A job's is kept.

@@ -10,7 +10,8 @@ from typing import Final
 from gpuprobe.analysis.trace.categories import categories
 from gpuprobe.analysis.trace.ledger import ledger_of
 from gpuprobe.causes.answer import Answer
-from gpuprobe.model.memory import BlockState, Category, Segment, TraceAction
+from gpuprobe.model.actions import OOM, SEGMENT_ALLOC, SEGMENT_MAP
+from gpuprobe.model.memory import BlockState, Category, Segment
 from gpuprobe.model.place import NoPlace, Place, SourceLine
 from gpuprobe.model.trace import MemoryTrace, StackTable
 from gpuprobe.user_frames import Lines, is_user_frame, place_of
@@ -20,8 +21,7 @@ LEAST_CACHED: Final = 1 / 3
 checked. Training whose sizes stay the same has a quarter."""
 
 DEFAULT_POOL: Final = (0, 0)
-_RESERVES: Final = (TraceAction.SEGMENT_ALLOC.code, TraceAction.SEGMENT_MAP.code)
-_OOM: Final = TraceAction.OOM.code
+_RESERVES: Final = (SEGMENT_ALLOC, SEGMENT_MAP)
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Cache:
     def _failure(self) -> int | None:
         """The event of the last request that failed although the cache had as many bytes."""
         events = self.trace.events
-        failures = [event for event, code in enumerate(events.action) if code == _OOM]
+        failures = [event for event, code in enumerate(events.action) if code == OOM]
         return failures[-1] if failures and events.size[failures[-1]] <= self.free else None
 
     @property

@@ -35,11 +35,11 @@ FREED_AFTER_USE = "with this memory freed after its last use, if nothing else ho
 
 
 NO_GRAD = "with torch.no_grad():"
-"""The code of a remedy by which no graph is made."""
+"""The code of the remedy that makes no graph."""
 
 
 _MOST_FIRST: Final = 3
-"""Causes that save nothing alone for which another one is searched."""
+"""If no cause saves anything alone: for how many of them a second one is searched."""
 
 
 class Diagnosed(NamedTuple):
@@ -126,8 +126,9 @@ def causes_at(
 def _with_other(
     first: Diagnosed, at: Callable[[int], list[Diagnosed]], most: float
 ) -> Diagnosed | None:
-    """A cause that saves nothing alone, with one of the moment that is as high without it, if the
-    program needs no more than ``most`` bytes without both.
+    """Combine a cause that saves nothing alone with a second one. Without the first, memory is as
+    high at another moment: the second is the cause there that saves most. None if the program
+    needs more than ``most`` bytes without both.
     """
     traced = first.replay.main
     running = first.replay.running(traced)
@@ -160,11 +161,11 @@ def _with_other(
 
 
 def _chosen(live: LiveMemory, traced: KindedTrace, late: list[Diagnosed]) -> Iterator[Diagnosed]:
-    """What is larger than it must be, but for memory that is not needed."""
+    """The memory that is larger than it must be, without memory that is not needed at all."""
     peak, least = max(live.ledger.allocated_after()), LEAST_EFFECT * live.tensors
-    # Of memory whose end would come too late, why that is counts, not its size; but variables of
-    # this step, and what is kept by unknown things, are a part of what computes them, if that is
-    # larger.
+    # If memory is kept too long, the cause is what keeps it, not that it is large. Memory that
+    # variables of this step or unknown things keep is different: there, a computation that is too
+    # large is the cause, if it saves more.
     late = [one for one in late if peak - one.without >= least]
     kept = [one for one in late if one.group.main.earlier or not _of_a_step(one)]
     most = max((peak - one.without for one in late), default=0)
@@ -176,7 +177,7 @@ def _chosen(live: LiveMemory, traced: KindedTrace, late: list[Diagnosed]) -> Ite
 
 
 def _of_a_step(one: Diagnosed) -> bool:
-    """Whether variables, or what is unknown, keep the memory."""
+    """Whether a variable or something unknown keeps the memory."""
     return one.answer.rule == LIVE_VARIABLE or one.group.holder is None
 
 
@@ -188,9 +189,9 @@ _OF_TRAINING: Final = (Category.GRADIENT, Category.OPTIMIZER_STATE, Category.PAR
 
 
 def _by_the_end(lives: Biographies, one: Diagnosed) -> bool:
-    """Whether memory is not needed because the program ends: training's, by names that lead to it,
-    in a trace in which no optimizer makes a step, and after which there is none. What is not needed
-    before that has to be freed first.
+    """Whether memory is not needed only because the program ends: parameters, gradients and
+    optimizer state with a name, after the last step of an optimizer. Other memory that is not
+    needed is a better cause.
     """
     holder = one.group.holder
     named = holder is not None and holder.root is not HolderRoot.CYCLE
@@ -198,7 +199,7 @@ def _by_the_end(lives: Biographies, one: Diagnosed) -> bool:
 
 
 def searched_at(lives: Biographies, event: int, *, failed: bool = False) -> list[HeldBlock]:
-    """The blocks just after an event whose holders are part of a cause."""
+    """The blocks just after an event for which `causes_at` has to know the holders."""
     blocks = {block.row: block for block in blocks_at(lives, event, failed=failed)}
     if not failed:
         needs = lives.needs(event)
@@ -254,8 +255,8 @@ def _unneeded(
 
 
 def _unreachable(lives: Biographies, event: int, holders: Mapping[int, Holder]) -> set[int]:
-    """What a recording that ends leaves open, and no name of the program leads to: the program
-    cannot use it again.
+    """Blocks that the program cannot use again, as no name leads to them, among those of which the
+    recording ends before they are freed.
     """
     return {
         row
@@ -267,7 +268,8 @@ def _unreachable(lives: Biographies, event: int, holders: Mapping[int, Holder]) 
 def _by_graphs_alone(
     group: HeldGroup, blocks: Iterable[HeldBlock], holders: Mapping[int, Holder]
 ) -> Iterator[HeldBlock]:
-    """The blocks of a group's graphs, if no name leads to these: what only C++ holds."""
+    """Further blocks that the graphs of a group hold, if no name leads to these graphs: blocks that
+    only C++ holds."""
     if group.holder is None or group.holder.root is not HolderRoot.OUTSIDE:
         return
     if group.holder.kept in (Kept.GRAD, Kept.SAVED, Kept.VARIABLE):
@@ -280,7 +282,7 @@ def _by_graphs_alone(
 
 
 def remedy_of(answer: Answer) -> Remedy:
-    """What goes of the memory that an answer is about."""
+    """Which part of the memory the remedy of an answer frees."""
     if answer.edit is EditKind.DETACH:
         return Remedy.DETACHED
     return Remedy.NO_GRAPH if answer.code == NO_GRAD else Remedy.RELEASED
@@ -300,7 +302,7 @@ def _diagnosed(
     excess: Excess,
     rule: Callable[[LiveMemory], Iterator[Excess]],
 ) -> Diagnosed | None:
-    """The cause, if it is large enough."""
+    """The cause of memory that is larger than it must be; None if it saves too little."""
     saved = sum(
         live.size[row] - min(live.size[row], excess.sizes.get(row, 0)) for row in excess.rows
     )

@@ -181,7 +181,7 @@ class LiveMemory:
 
     def category(self, row: int) -> Category:
         code = self._categories.get(row)
-        if code is None:  # of a million rows, few are asked for
+        if code is None:  # of a million rows, few are read
             (code,) = categories(self.ledger, (row,))
             self._categories[row] = code
         return Category.from_code(code)

@@ -8,7 +8,7 @@ and tries the remedies.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final, NamedTuple
@@ -26,9 +26,10 @@ from gpuprobe.causes.rules.gradients import LATE_GRADIENTS
 from gpuprobe.causes.rules.holders import LEAST_OF_A_STEP
 from gpuprobe.causes.wording import kept_in
 from gpuprobe.errors import DataError
+from gpuprobe.model.actions import OOM
 from gpuprobe.model.causes import Bound, Certainty, Effect, MemoryCause
 from gpuprobe.model.findings import Finding
-from gpuprobe.model.memory import Category, TraceAction
+from gpuprobe.model.memory import Category
 from gpuprobe.model.needs import Need
 from gpuprobe.model.place import NoPlace, Place
 from gpuprobe.model.report import LeakRow
@@ -53,7 +54,6 @@ EVALUATION = "evaluation"
 
 _MOST = 5
 _FAILED = Unavailable("what the program would allocate next is unknown")
-_OOM = TraceAction.OOM.code
 _A_NUMBER = 1 << 10
 """Bytes up to which a tensor that is kept is probably a loss or another number."""
 
@@ -142,7 +142,7 @@ def causes_in(site: PeakSite, mark: HighWater) -> tuple[MemoryCause, ...] | Unav
         return Unavailable("the uses of memory were not traced")
     event = mark.event
     error = None if site.rank.end is None else site.rank.end.error
-    failures = [at for at, action in enumerate(mark.ledger.trace.events.action) if action == _OOM]
+    failures = [at for at, action in enumerate(mark.ledger.trace.events.action) if action == OOM]
     holders = recorded_holders(mark)
     if error is not None and error.out_of_memory and failures:
         mark = live_at(mark.ledger, failures[-1])
@@ -226,7 +226,9 @@ def _begin_of_step_before(site: PeakSite, mark: HighWater) -> int:
 
 
 def recorded_holders(mark: HighWater) -> dict[int, Holder]:
-    """By row of the ledger, what held it when the program, or a step, ended."""
+    """By row of the ledger, what held it when the program, or a step, ended; of memory that was
+    allocated after that, what holds older blocks of the same line and size in a container.
+    """
     ledger = mark.ledger
     by_event, by_baseline = {}, {}
     for holder, events, baseline in ledger.trace.held:
@@ -240,7 +242,27 @@ def recorded_holders(mark: HighWater) -> dict[int, Holder]:
         if start in by_event
     }
     found.update((ledger.made + row, holder) for row, holder in by_baseline.items())
-    return found
+    return {**found, **_of_the_same_line(mark, found)}
+
+
+def _of_the_same_line(mark: HighWater, holders: Mapping[int, Holder]) -> dict[int, Holder]:
+    """The rows that nothing is known to hold, and that are as large as several others of the same
+    stack, which one container holds; and those. How many the container has is unknown then.
+    """
+    ledger, alive = mark.ledger, mark.ledger.alive(mark.event)
+    rows: dict[tuple[int, int], list[int]] = {}
+    for row in alive:
+        rows.setdefault((ledger.stack[row], ledger.size[row]), []).append(row)
+    joined: dict[int, Holder] = {}
+    for same in rows.values():
+        held = [holders[row] for row in same if row in holders and holders[row].name]
+        if not 1 < len(held) < len(same):
+            continue
+        holder = held[0]
+        if holder.container is not None and all(one.owner == holder.owner for one in held):
+            path = tuple(replace(step, size=None) for step in holder.path)
+            joined.update(dict.fromkeys(same, replace(holder, path=path)))
+    return joined
 
 
 def _certain(

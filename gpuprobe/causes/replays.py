@@ -163,7 +163,7 @@ class Both(Replay):
 
 
 class Remedy(Enum):
-    """What goes of the memory that something keeps."""
+    """Which part of the memory that something keeps a remedy frees."""
 
     RELEASED = "released"  # all of it
     DETACHED = "detached"  # what its autograd graphs saved; its tensors stay
@@ -171,10 +171,10 @@ class Remedy(Enum):
 
 
 class FreedEarly(Replay):
-    """Blocks that something keeps go when nothing else needs or holds them; those that are not used
-    yet come when they are. ``traced``: the trace of the peak, which is just after ``event``;
-    ``blocks``: those of the holder; ``holders``: of all blocks, by row; ``others``: what else holds
-    blocks.
+    """The trace if blocks that something keeps were freed as soon as nothing else needs or holds
+    them, and those that are not used yet were allocated at their first use. ``traced``: the trace
+    of the peak, which is just after ``event``; ``blocks``: those of the holder; ``holders``: the
+    holder of each block, by row; ``others``: what else holds blocks.
     """
 
     def __init__(

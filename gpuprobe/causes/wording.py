@@ -20,8 +20,9 @@ def kept_in(holder: Holder) -> str:
     for step in holder.path:
         labels.append(step.label)
         if (step.holding or 0) > 1:
+            size = "" if step.size is None else f" of {step.size:,}"
             where = f" in {holder.function}" if holder.function else ""
-            return f"{''.join(labels)} ({with_article(step.kind)} of {step.size:,}{where})"
+            return f"{''.join(labels)} ({with_article(step.kind)}{size}{where})"
     return holder.place
 
 

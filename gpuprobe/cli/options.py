@@ -231,7 +231,11 @@ def add_estimated_run(parser: argparse.ArgumentParser, *, several: bool = False)
         several=several,
     )
     parser.add_argument(
-        "--steps", type=positive, default=3, metavar="N", help="optimizer steps (default: 3)"
+        "--steps",
+        type=positive,
+        default=3,
+        metavar="N",
+        help="optimizer steps (default: 3, and one more if memory grew in the last)",
     )
     parser.add_argument(
         "--compute",

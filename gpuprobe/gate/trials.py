@@ -23,9 +23,10 @@ from gpuprobe.errors import EnvironmentUnavailable
 class TrialRequest:
     """A run, with the arguments of `gpuprobe.api.check.measure`, in the copy ``tree`` of the
     project ``root``. ``folder``: the working directory, in the copy. ``seconds``: its time limit.
-    ``epoch``: see `gpuprobe.planning.first_epoch`, 0 for the whole program. ``test``: the node id
-    of a test of pytest, whose options are ``arguments`` then. ``confined``: the folder that it may
-    write in, "" for all; its output is then in the file ``output``.
+    ``epoch``: see `gpuprobe.planning.first_epoch`, 0 for the whole program. ``endless``: the GPU
+    never runs out of memory. ``test``: the node id of a test of pytest, whose options are
+    ``arguments`` then. ``confined``: the folder that it may write in, "" for all; its output is
+    then in the file ``output``.
     """
 
     tree: str
@@ -38,6 +39,7 @@ class TrialRequest:
     hazards: bool
     steps: int | None
     epoch: int
+    endless: bool
     compute: str
     seconds: float
     test: str = ""

@@ -1,7 +1,7 @@
-"""Values of integer tensors on a device that are known without reading it: they came from the host.
+"""Values of integer tensors on a device that came from the host, so that nothing reads them back.
 
-Indices mostly come from the host. Reading them back would wait for the device; their source is
-available when they are copied or counted, and the values are valid until something writes them.
+Indices mostly come from the host. Reading them back would wait for the device. So their values are
+noted when they are copied there, and forgotten when something writes them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _address = torch._C.TensorBase.data_ptr
 
 
 class HostIntegers:
-    """The values that tensors got, by the address of their block."""
+    """The known values of tensors on a device, by the address of their block."""
 
     def __init__(self) -> None:
         self._values: dict[int, tuple[torch.dtype, list[int]]] = {}

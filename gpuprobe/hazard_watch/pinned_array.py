@@ -1,6 +1,6 @@
 """NumPy views of pinned memory that notify the event source when they are used.
 
-Imported with the first array over a pinned tensor: NumPy is available then.
+Imported when a program makes its first array over a pinned tensor, which needs NumPy.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ArraySource(Protocol):
     """An event source that gets reports of uses through NumPy."""
 
     def host_bytes(self, tensor: Tensor, where: Footprint, write: bool, op: str) -> None:
-        """The host touched bytes of a pinned tensor's storage."""
+        """Note that the host read or wrote bytes of a pinned tensor's storage."""
 
 
 class PinnedArray(np.ndarray):

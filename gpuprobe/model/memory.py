@@ -27,7 +27,7 @@ class Category(str, Enum):
     TEMPORARY = "temporary"  # lives and dies within one phase
     INPUT = "input"
     BUFFER = "buffer"  # a module's registered buffer, such as batch-norm statistics
-    AUTOGRAD_DETAIL = "autograd_detail"  # made by the backward pass, not a gradient to keep
+    AUTOGRAD_DETAIL = "autograd_detail"  # made by the backward pass, and freed in it
     WORKSPACE = "workspace"  # library scratch memory, such as cuBLAS workspaces
     WEIGHT_CAST = "weight_cast"  # a parameter in another type, as autocast makes and keeps it
     GRADIENT_BUCKET = "gradient_bucket"  # what ranks exchange gradients in
@@ -39,7 +39,7 @@ class Category(str, Enum):
     @property
     def words(self) -> str:
         """The category as reports, screens and messages write it: ``optimizer state``."""
-        return "KV cache" if self is Category.KV_CACHE else self.value.replace("_", " ")
+        return _WORDS.get(self, self.value.replace("_", " "))
 
     @property
     def code(self) -> int:
@@ -50,6 +50,11 @@ class Category(str, Enum):
     def from_code(cls, code: int) -> Category:
         return _CATEGORIES[code]
 
+
+_WORDS = {
+    Category.KV_CACHE: "KV cache",
+    Category.AUTOGRAD_DETAIL: "backward temporary",  # torch.profiler's name is no one's word
+}
 
 # The on-disk codes of trace columns. UNKNOWN is 0, so that a zeroed column means "unknown".
 _CATEGORIES = (

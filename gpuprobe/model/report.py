@@ -40,12 +40,15 @@ Moment = Annotated[str, OneOf((AT_PEAK, AT_NEAREST_TRACE, AT_STEP_END))]
 
 @record(frozen=True)
 class RankError:
-    """The exception that ended the program of a rank."""
+    """The exception that ended the program of a rank. ``place``: the innermost line of the program
+    that it passed through; empty if unknown.
+    """
 
     rank: int
     type: str
     message: str
     out_of_memory: bool
+    place: str
 
 
 @record(frozen=True)

@@ -40,7 +40,7 @@ _ACTIONS: Final = {
 }
 _BY_CODE: Final = {int(kind): action for kind, action in _ACTIONS.items()}
 _NODES: Final = {1: Action.COPY, 2: Action.FILL, 3: None, 4: None}
-"""By ``enum node_kind`` of a graph, other than kernels."""
+"""What the nodes of a graph do, apart from kernels, by ``enum node_kind``."""
 
 
 class NativeCalls:
@@ -83,7 +83,7 @@ class NativeCalls:
         self._stop()
 
     def take(self) -> tuple[list[GpuCall], bool]:
-        """The calls since the last time, in order, and whether these are all."""
+        """The calls since the last `take`, in order, and whether none is missing."""
         calls = list(self._calls())
         return calls, not self._dropped()
 

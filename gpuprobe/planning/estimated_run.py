@@ -25,7 +25,7 @@ from gpuprobe.model.plans.estimate import Estimate
 from gpuprobe.model.plans.request import EstimateRequest
 from gpuprobe.native.measurement import NativeMeasurement
 from gpuprobe.planning.figures import estimate_of
-from gpuprobe.planning.first_epoch import EpochLimit, FirstEpoch
+from gpuprobe.planning.first_epoch import STEPS_FOR_LINES, EpochLimit, FirstEpoch
 from gpuprobe.planning.first_evaluation import described
 from gpuprobe.planning.peers import Job
 from gpuprobe.planning.processes import (
@@ -42,6 +42,7 @@ from gpuprobe.recording.files import scratch_recording
 from gpuprobe.recording.load import load
 from gpuprobe.recording.writer import RecordingWriter
 from gpuprobe.sampler.environment import as_rank
+from gpuprobe.sampler.failures import program_error
 from gpuprobe.sampler.hooks.optimizer_steps import Enough, made_optimizer
 from gpuprobe.sampler.processes.children import following
 from gpuprobe.sampler.program import Program, restored_if_it_fails, signals_restored
@@ -129,7 +130,9 @@ class EstimatedProgram(EstimatedFunction):
         super().__init__(program.run, request.steps)
         self._bounded = bool(request.why)
         self._most = request.max_seconds
-        self._epoch = FirstEpoch(EpochLimit(request.steps))
+        # Of several ranks, none may make a step that the others do not.
+        more = int(request.ranks == 1 and request.steps == STEPS_FOR_LINES - 1)
+        self._epoch = FirstEpoch(EpochLimit(request.steps, for_growth=more))
         self.handler = handler_of(program.argv[0])
 
     def progress(self, report: Progress | None) -> Progress | None:
@@ -235,7 +238,10 @@ class EstimatedProgram(EstimatedFunction):
                 f"does not fit on any GPU: at {place_in(error)} the program asks for "
                 f"{size} at once, more than this machine has addresses for"
             )
-        return _failed(measured, f"the program failed at {place_in(error)}: {described(error)}")
+        text = f"the program failed at {place_in(error)}: {described(error)}"
+        if program_error(error).lacks_launcher:
+            return ProgramFailed(text, hint="torchrun sets it: --ranks N, for one rank of N")
+        return _failed(measured, text)
 
     def _without_host_memory(self, error: Exception) -> TooLarge | ProgramFailed:
         if self._bounded:

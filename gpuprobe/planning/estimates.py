@@ -57,6 +57,7 @@ def estimate(
     step, which is then called ``steps`` times::
 
         def build():
+            import torch  # not before: the simulated GPU has to be loaded first
             model = Model().cuda()
             optimizer = torch.optim.AdamW(model.parameters())
             def step():

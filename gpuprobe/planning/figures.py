@@ -33,6 +33,7 @@ from gpuprobe.model.run.recording import Recording
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Bytes, Peak, Unavailable, available
 from gpuprobe.native.measurement import DeviceRun, EngineRun
+from gpuprobe.planning.first_epoch import STEPS_FOR_LINES, grows
 from gpuprobe.planning.processes import NO_PROCESSES, OtherProcesses
 from gpuprobe.planning.verdict import NeededMemory, verdict_of
 from gpuprobe.recording.summary import summarize
@@ -45,12 +46,6 @@ _NOT_MODELLED = ("memory that libraries allocate without torch", "other programs
 _RANK_UNCERTAINTY = 0.02
 """Of the reserved memory of one of several ranks, in both directions. The error for published peaks
 of torchtitan was up to 0.6% (``docs/verification/simulated-gpu.md``)."""
-
-_GROWTH_THRESHOLD = 0.01
-"""The growth in the last step that is reported, as a part of the highest end of a step."""
-
-_STEPS_FOR_LINES = 4
-"""Steps from which a report names the line of memory that outlives them (`analysis.leaks`)."""
 
 
 class DeviceFit(NamedTuple):
@@ -317,7 +312,7 @@ def _growing(report: Report, device: str) -> int:
     if len(ends) < 3 or len(known) < len(ends):
         return 0
     grown = known[-1] - known[-2]
-    return grown if grown > _GROWTH_THRESHOLD * max(known) else 0
+    return grown if grows(grown, max(known)) else 0
 
 
 def _growth_advice(report: Report, device: str) -> tuple[str, ...]:
@@ -340,8 +335,8 @@ def _growth_advice(report: Report, device: str) -> tuple[str, ...]:
     if not isinstance(report.causes, Unavailable) and report.causes:
         cause = report.causes[0]
         return (f"{capitalized(cause.sentence)}.", f"{capitalized(cause.remedy)}.", *rises)
-    if len(peaks) < _STEPS_FOR_LINES:
-        return (f"With --steps {_STEPS_FOR_LINES}, an estimate names the line.",)
+    if len(peaks) < STEPS_FOR_LINES:
+        return (f"With --steps {STEPS_FOR_LINES}, an estimate names the line.",)
     return tuple(rises)
 
 

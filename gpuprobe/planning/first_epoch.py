@@ -25,6 +25,28 @@ _WITHOUT_LOADER: Final = 2
 """How many times the time a program gets whose batches come from no DataLoader: its epoch cannot be
 ended, so that an evaluation is run only if the program has one within its steps."""
 
+STEPS_FOR_LINES: Final = 4
+"""Steps from which a report names the line of memory that outlives them (`analysis.leaks`)."""
+
+_GROWTH_THRESHOLD: Final = 0.01
+"""The growth in a step that is reported, as a part of the memory after it."""
+
+
+def grows(growth: int, allocated: int) -> bool:
+    """Whether a step that ended with ``growth`` bytes more, ``allocated`` in all, is one after
+    which memory may grow further.
+    """
+    return growth > _GROWTH_THRESHOLD * allocated
+
+
+def _allocated_memory() -> int:
+    """What this process has allocated on all its GPUs, in bytes."""
+    import torch
+
+    if not torch.cuda.is_initialized():
+        return 0
+    return sum(torch.cuda.memory_allocated(one) for one in range(torch.cuda.device_count()))
+
 
 def _nothing() -> None:
     pass
@@ -35,11 +57,12 @@ class EpochLimit:
     """The epoch ends once every optimizer has made ``steps``, or one of them one more, and the
     training has taken ``seconds`` of processor time since the first step, or twice that in all, as
     one that waits for the workers of its DataLoader does. Steps of a program without an optimizer
-    are its backward passes.
+    are its backward passes. ``for_growth``: steps that it has more if its memory grew in the last.
     """
 
     steps: int
     seconds: float = 0.0
+    for_growth: int = 0
 
 
 class FirstEpoch:
@@ -56,6 +79,8 @@ class FirstEpoch:
         self.on_stop_in_training: Callable[[], None] = _nothing
         """Called before the program is stopped after its steps, if its epoch cannot be ended."""
         self._limit = limit
+        self._goal = limit.steps
+        self._allocated: dict[int, int] = {}  # after each step
         self._evaluation: FirstEvaluation | None = None
         self._count: Callable[[], int] = int
         self._steps = 0  # when the epoch ended
@@ -69,13 +94,19 @@ class FirstEpoch:
 
         self._evaluation = evaluation = FirstEvaluation()
         evaluation.on_stop = self.on_stop
-        steps = self._limit.steps
+
+        def steps() -> int:
+            return self._goal
+
+        def end() -> BaseException | None:
+            return self._after_steps(evaluation)
+
         with (
             evaluation.watch(),
-            limit(1, self._first_step),
-            limit_without_optimizer(1, self._first_step),
-            limit(steps, lambda: self._after_steps(evaluation)) as optimized,
-            limit_without_optimizer(steps, lambda: self._after_steps(evaluation)) as passed,
+            limit(steps, end) as optimized,
+            limit_without_optimizer(steps, end) as passed,
+            limit(lambda: 1, self._after_step),
+            limit_without_optimizer(lambda: 1, self._after_step),
         ):
             self._count = lambda: optimized() or passed()
             yield
@@ -118,16 +149,27 @@ class FirstEpoch:
             evaluated=False,
         )
 
-    def _first_step(self) -> None:
+    def _after_step(self) -> None:
         """A step was made, the first or a later one."""
         if self._began is None:
             self._began = process_time(), monotonic()
+        if self._limit.for_growth:
+            self._allocated[self.steps] = _allocated_memory()
+
+    def _grew(self) -> bool:
+        """Whether memory grew in the last step, so that it may grow in each."""
+        now = _allocated_memory()
+        return grows(now - self._allocated.get(self.steps - 1, now), now)
 
     def _after_steps(self, evaluation: FirstEvaluation) -> BaseException | None:
         """The program has made its steps. Returns what ends it, None to continue."""
         if evaluation.began:
             evaluation.step()
             return None
+        if self._goal == self._limit.steps and self._grew():
+            self._goal += self._limit.for_growth
+            if self.steps < self._goal:
+                return None
         began = self._began or (process_time(), monotonic())
         taken = max(process_time() - began[0], (monotonic() - began[1]) / 2)
         if taken < self._limit.seconds:

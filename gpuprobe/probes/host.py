@@ -436,7 +436,7 @@ def process_details(pid: int, ticks: int, tree: ProcTree | None = None) -> Proce
     """One process in depth: the process with this PID that started at ``ticks`` (clock ticks since
     boot); 0 for any.
 
-    Nothing is masked here: `gpuprobe.api.monitor.process_details` masks secrets for screens.
+    Nothing is masked here: `gpuprobe.probes.secrets` masks secrets for screens.
     """
     from gpuprobe.model.machine.process import ProcessDetails  # 1 ms, not needed by `info`
 

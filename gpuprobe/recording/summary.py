@@ -16,8 +16,7 @@ from gpuprobe.analysis.completeness import (
 from gpuprobe.analysis.growth import Growth, growth_of
 from gpuprobe.analysis.launches import launches_of
 from gpuprobe.analysis.peak.forensics import Forensics, forensics
-from gpuprobe.analysis.peak.lifespans import lifespans_at
-from gpuprobe.analysis.peak.needs import needs_at
+from gpuprobe.analysis.peak.needs import lifespans_at, needs_at
 from gpuprobe.analysis.peak.peaks import (
     HighWater,
     PeakSite,
@@ -210,7 +209,7 @@ def _error(rank: RankRecording) -> RankError | None:
     error = None if rank.end is None else rank.end.error
     if error is None:
         return None
-    return RankError(rank.session.rank, error.type, error.message, error.out_of_memory)
+    return RankError(rank.session.rank, error.type, error.message, error.out_of_memory, error.place)
 
 
 def _rank(rank: RankRecording, status: str) -> RankRow:

@@ -17,7 +17,7 @@ def keyword_set(
     value: str | None,
     position: int | None = None,
 ) -> list[Replacement] | Refused:
-    """Make a keyword of a call have ``value``, source code; None removes it."""
+    """Set a keyword of a call to ``value``, source code; None removes the keyword."""
     if value is not None:
         try:
             ast.parse(value, mode="eval")
@@ -50,7 +50,7 @@ def keyword_set(
 
 
 def call_at(text: ProgramText, line: int, call: str, keyword: str = "") -> ast.Call | Refused:
-    """The call of a line by the last parts of its name; of several, the one with ``keyword``."""
+    """The call in a line whose name ends with ``call``; of several, the one with ``keyword``."""
     found = [
         one
         for statement in text.statements(line)
@@ -79,7 +79,7 @@ def _in_header(text: ProgramText, statement: ast.stmt, node: ast.Call) -> bool:
 
 
 def _with(text: ProgramText, node: ast.Call, argument: str) -> list[Replacement] | Refused:
-    """The argument behind the last one, in its line."""
+    """Add an argument behind the last one, in the same line."""
     if len(node.args) == 1 and isinstance(node.args[0], ast.GeneratorExp):
         return Refused(Refusal.NOT_MECHANICAL, "the argument is a generator without parentheses")
     begin, end = text.span(node.func)[1], text.span(node)[1] - 1
@@ -91,7 +91,7 @@ def _with(text: ProgramText, node: ast.Call, argument: str) -> list[Replacement]
 
 
 def _without(text: ProgramText, node: ast.Call, given: ast.keyword) -> list[Replacement] | Refused:
-    """Without the keyword and one comma."""
+    """Remove the keyword, and the comma before or after it."""
     start, stop = text.span(given)
     begin, end = text.span(node.func)[1], text.span(node)[1] - 1
     before = text.tokens_between(begin, start)

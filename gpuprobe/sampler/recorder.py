@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from os import getpid
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
@@ -344,11 +345,17 @@ class Recorder:
             for rows in self._traces.held.take():
                 with self._failures:
                     self._sink.held(rows)
+        ended = None if error is None else program_error(error)
+        if error is not None and ended is not None and self._host is not None:
+            with self._failures:
+                from gpuprobe.torch_support.callers import place_in
+
+                ended = replace(ended, place=place_in(error))
         with self._failures:
             self._sink.end(
                 SessionEnd(
                     duration_ns=0 if line is None else line.last_ns - line.started_ns,
-                    error=None if error is None else program_error(error),
+                    error=ended,
                     gpuprobe_faults=tuple(self._failures.texts),
                     compiled=compile_notes.since(self._compiled_before),
                     gpus=environment.gpu_names(),

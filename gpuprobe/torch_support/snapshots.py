@@ -27,6 +27,7 @@ from typing import Any, NamedTuple, Protocol
 
 from gpuprobe.analysis.trace.lifetimes import lifetimes_of
 from gpuprobe.errors import SnapshotError
+from gpuprobe.model.actions import ALLOC, OOM
 from gpuprobe.model.io.files import gc_paused
 from gpuprobe.model.memory import Block, BlockState, Segment, TraceAction
 from gpuprobe.model.text import shortened
@@ -253,8 +254,6 @@ def column_of(typecode: str, name: str, events: list[Any]) -> array[int] | None:
 
 _MIB = 1024 * 1024
 _CODES = {action.value: action.code for action in TraceAction}
-_ALLOC = TraceAction.ALLOC.code
-_OOM = TraceAction.OOM.code
 _HINT = "create one with torch.cuda.memory._dump_snapshot(path)"
 _MALFORMED = (
     KeyError,
@@ -545,8 +544,8 @@ class _Decoder:
             sink.begin(len(part))
             sink.put("action", action)
             place.text = f"'addr' in {name}"
-            if _OOM in action:
-                pairs = [(code == _OOM, event) for code, event in zip(action, part, strict=True)]
+            if OOM in action:
+                pairs = [(code == OOM, event) for code, event in zip(action, part, strict=True)]
                 at = [0 if oom else event["addr"] for oom, event in pairs]
                 sink.put("address", array("Q", at))
                 free = [event.get("device_free", 0) if oom else 0 for oom, event in pairs]
@@ -704,13 +703,13 @@ def add_baseline(trace: MemoryTrace) -> None:
     live = LiveColumns()
     streams, pools = events.column("stream"), events.column("pool")
     for i in ends.at_start():
-        live.append(_ALLOC, events.address[i], events.size[i], stream=streams[i], pool=pools[i])
+        live.append(ALLOC, events.address[i], events.size[i], stream=streams[i], pool=pools[i])
     index = {pool: i for i, pool in enumerate(trace.pools)}
     for segment in trace.segments:
         for block in segment.blocks:
             if block.state is BlockState.ALLOCATED and block.address not in ends.first:
                 live.append(
-                    _ALLOC,
+                    ALLOC,
                     block.address,
                     block.requested_size or block.size,
                     stream=segment.stream,

@@ -365,9 +365,7 @@ def test_reports_name_what_was_not_recorded() -> None:
     text = io.StringIO()
     draw.write(replay_sections(result), text)
     assert "not recorded, so both ways are in the ranges: whether a MemPool" in text.getvalue()
-    stream = io.StringIO()
-    replay_json.write(result, stream)
-    (trace,) = json.loads(stream.getvalue())["traces"]
+    (trace,) = replay_json.document(result)["traces"]
     assert trace["what_if"]["undecided"] == ["whether a MemPool splits its blocks"]
 
 
@@ -401,9 +399,7 @@ def test_text_names_the_first_divergence_and_stays_narrow() -> None:
 
 def test_json_is_versioned_and_complete() -> None:
     result = gpuprobe.replay(fragmenting(), "expandable_segments:True", search=True)
-    stream = io.StringIO()
-    replay_json.write(result, stream)
-    document = json.loads(stream.getvalue())
+    document = json.loads(json.dumps(replay_json.document(result)))
     jsonschema.validate(document, schema("replay-2"))
     assert (document["schema"], document["version"]) == ("gpuprobe.replay", [2, 2])
     (trace,) = document["traces"]

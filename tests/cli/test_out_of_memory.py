@@ -150,15 +150,13 @@ def test_memory_that_grew_without_a_trace_names_the_command_that_finds_its_holde
 
 def test_an_estimate_of_memory_that_grows_names_the_line_first(tmp_path: Path) -> None:
     script(tmp_path, LEAKS)
-    for steps, where in (
-        ("5", "script.py:10 in <module>"),
-        ("3", "history (a list of 2)"),
-    ):
-        options = ["--gpu", "t4", "--steps", steps]
-        shown = gpuprobe("estimate", *options, "script.py", cwd=tmp_path).stdout
+    simulated = ["--gpu", "t4", "--compute", "shapes"]
+    for steps, options in (("5", ["--steps", "5"]), ("4", [])):  # one more than without growth
+        shown = gpuprobe("estimate", *simulated, *options, "script.py", cwd=tmp_path).stdout
+        assert f"fits for {steps} steps" in shown
         advice = shown.partition("Memory grows from step to step\n")[2]
-        assert where in " ".join(advice.partition("\n\n")[0].split())
-    options = ["--gpu", "t4", "--steps", "60", "--no-suggestions"]
+        assert "script.py:10 in <module>" in " ".join(advice.partition("\n\n")[0].split())
+    options = [*simulated, "--steps", "60", "--no-suggestions"]
     done = gpuprobe("estimate", *options, "script.py", cwd=tmp_path)
     assert done.returncode == 1
     assert "Memory grows from step to step: change this first" in done.stdout
@@ -203,7 +201,7 @@ def test_an_evaluation_with_gradients_is_the_verdict(tmp_path: Path) -> None:
     assert len(written) < 6
     fixed = EVALUATES.replace("results = []", "results = []\ntorch.set_grad_enabled(False)")
     script(tmp_path, fixed)
-    options = ["--gpu", "t4", "--steps", "7", "--no-suggestions"]
+    options = [*simulated, "--steps", "7", "--no-suggestions"]
     assert gpuprobe("estimate", *options, "script.py", cwd=tmp_path).returncode == 0
 
 
@@ -226,7 +224,7 @@ for step in range(16):
     causes = {}
     for left in (2, 16):
         script(tmp_path, program.replace("LEFT", str(left)))
-        options = ["--gpu", "t4", "--level", "trace", "--force", "script.py"]
+        options = ["--gpu", "t4", "--compute", "shapes", "--level", "trace", "--force", "script.py"]
         assert gpuprobe("run", *options, cwd=tmp_path).returncode == 0
         (site,) = device_peaks(load(tmp_path / "script.gpuprobe"))
         line = LeakRow(Place("script.py", 6, "keep"), 8 << 20, 2, 4 << 20, (0, 1))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -19,29 +19,36 @@ from gpuprobe.model.plans.step_time import StepTime
 from gpuprobe.model.values import Unavailable
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-ROOT = Path(__file__).resolve().parents[2]
 H100 = Links(reduce=480, nvlink=370, network=45)
+"""Of an all-reduce that NVSwitch adds up, and other operations: issue 212 of
+github.com/NVIDIA/nccl-tests; of 400 Gb/s InfiniBand: issue 290 has 46 to 48."""
+
 GB = 10**9
 
 
-@pytest.fixture(scope="module")
-def benchmark() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("link_model", ROOT / "benchmarks/link_model.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def ratios(run: dict[str, Any]) -> list[float]:
+    """Model divided by published, for each size. Published are the times out of place and in place:
+    the shorter one counts, since the first operation of a size can include setting up its
+    connections."""
+    nodes = run["nodes"]
+    return [
+        seconds("all_reduce", int(size), 8 * nodes, nodes, 8, H100) / (min(times) * 1e-6)
+        for size, times in run["microseconds"].items()
+    ]
 
 
-def test_published_times_of_all_reduce(benchmark: ModuleType) -> None:
-    runs = json.loads(benchmark.DATA.read_text())["runs"]
-    for purpose, least in (("fit", 50), ("check", 60)):
-        found = [r for run in runs if run["for"] == purpose for r in benchmark.ratios(run)]
-        assert len(found) >= least
-        assert benchmark.error(found) <= 0.10
-        assert sum(LOW <= 1 / ratio <= HIGH for ratio in found) >= 0.9 * len(found)
-    assert benchmark.error([2.0, 0.5]) == pytest.approx(1.0)
+def geometric_mean_error(modelled: list[float]) -> float:
+    return math.exp(sum(abs(math.log(ratio)) for ratio in modelled) / len(modelled)) - 1
+
+
+@pytest.mark.parametrize(("purpose", "figures"), [("fit", 50), ("check", 60)])
+def test_published_times_of_all_reduce(purpose: str, figures: int) -> None:
+    """Of nccl-tests. The runs "fit" gave the model its constants, the runs "check" did not."""
+    runs = json.loads((Path(__file__).parent / "nccl_tests_h100.json").read_text())["runs"]
+    modelled = [ratio for run in runs if run["for"] == purpose for ratio in ratios(run)]
+    assert len(modelled) >= figures
+    assert geometric_mean_error(modelled) <= 0.10
+    assert sum(LOW <= 1 / ratio <= HIGH for ratio in modelled) >= 0.9 * len(modelled)
 
 
 def test_large_operations_reach_the_bandwidth() -> None:

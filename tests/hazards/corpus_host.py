@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from hazard_case import HOST, RAW, UAF, Case, case
 
-__all__ = ["CASES"]
-
 _PIN = "PyTorch tutorial, pin_memory and non_blocking"
 _LOADER = "NVIDIA apex, examples/imagenet: data_prefetcher"
 
@@ -18,28 +16,6 @@ CASES: tuple[Case, ...] = (
 x = torch.ones(64, device="cuda")
 h = x.to("cpu", non_blocking=True)
 total = h.sum()
-""",
-    ),
-    case(
-        "copy_back_awaited",
-        _PIN,
-        (),
-        """
-x = torch.ones(64, device="cuda")
-h = x.to("cpu", non_blocking=True)
-cuda.current_stream().synchronize()  #needed
-total = h.sum()
-""",
-    ),
-    case(
-        "copy_back_into_pinned",
-        _PIN,
-        HOST,
-        """
-x = torch.ones(64, device="cuda")
-h = torch.empty(64, pin_memory=True)
-h.copy_(x, non_blocking=True)
-values = h.tolist()
 """,
     ),
     case(
@@ -57,30 +33,6 @@ values = h.tolist()
 """,
     ),
     case(
-        "copy_back_event_too_early",
-        _PIN,
-        HOST,
-        """
-x = torch.ones(64, device="cuda")
-h = torch.empty(64, pin_memory=True)
-e = cuda.Event()
-e.record()
-h.copy_(x, non_blocking=True)
-e.synchronize()
-values = h.tolist()
-""",
-    ),
-    case(
-        "blocking_copy_back",
-        _PIN,
-        (),
-        """
-x = torch.ones(64, device="cuda")
-h = x.to("cpu")
-total = h.sum()
-""",
-    ),
-    case(
         "refilled_too_early",
         _PIN,
         HOST,
@@ -88,44 +40,6 @@ total = h.sum()
 h = torch.ones(64).pin_memory()
 x = h.to("cuda", non_blocking=True)
 h.fill_(2)
-""",
-    ),
-    case(
-        "refilled_after_event",
-        _PIN,
-        (),
-        """
-h = torch.ones(64).pin_memory()
-x = h.to("cuda", non_blocking=True)
-e = cuda.Event()
-e.record()  #needed
-e.synchronize()  #needed
-h.fill_(2)
-""",
-    ),
-    case(
-        "two_slots_without_events",
-        _PIN,
-        HOST,
-        """
-slots = [torch.empty(64, pin_memory=True) for _ in range(2)]
-for step in range(4):
-    slots[step % 2].fill_(step)
-    x = slots[step % 2].to("cuda", non_blocking=True)
-""",
-    ),
-    case(
-        "two_slots_with_events",
-        _PIN,
-        (),
-        """
-slots = [torch.empty(64, pin_memory=True) for _ in range(2)]
-events = [cuda.Event() for _ in range(2)]
-for step in range(4):
-    events[step % 2].synchronize()  #needed
-    slots[step % 2].fill_(step)
-    x = slots[step % 2].to("cuda", non_blocking=True)
-    events[step % 2].record()  #needed
 """,
     ),
     case(
@@ -162,25 +76,6 @@ array = h.numpy()
 h.copy_(x, non_blocking=True)
 cuda.synchronize()  #needed
 total = array.sum()
-""",
-    ),
-    case(
-        "prefetching_loader",
-        _LOADER,
-        (),
-        """
-source = [torch.ones(64).pin_memory() for _ in range(3)]
-def prefetch(host):
-    with cuda.stream(s):
-        return host.to("cuda", non_blocking=True)
-following = prefetch(source[0])
-for host in [*source[1:], None]:
-    cuda.current_stream().wait_stream(s)  #needed
-    batch = following
-    batch.record_stream(cuda.current_stream())
-    if host is not None:
-        following = prefetch(host)
-    y = batch * 2
 """,
     ),
     case(

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from hazard_case import HOST, RAW, WAW, Case, case
+from hazard_case import HOST, RAW, Case, case
 
-__all__ = ["CASES"]
-
-_PIN = "PyTorch tutorial, pin_memory and non_blocking"
 _DEEPSPEED = "github.com/deepspeedai/DeepSpeed/pull/501"
-_PRIME = "github.com/PrimeIntellect-ai/prime-rl/pull/3109"
 _LISTS = "PyTorch docs, torch._foreach_copy_ and torch.stack"
 _SCALAR = "aten/src/ATen/TensorIterator.h: scalar_value of a CPU scalar"
 _INDEX = "aten/src/ATen/native/TensorAdvancedIndexing.cpp: indices on another device"
 _VLLM = "github.com/vllm-project/vllm/pull/46278"
-_LIKE = "PyTorch docs, creation ops: the result has the same size as input"
 _EXTERNAL = "PyTorch docs, torch.cuda.ExternalStream"
-_VIEWS = "PyTorch docs, tensor views"
 
-_COPIES = """
-sources = [torch.full((64,), float(i), device="cuda") for i in range(3)]
-copies = [x.to("cpu", non_blocking=True) for x in sources]
-"""
 _FOREACH = """
 grads = [torch.ones(64, device="cuda") for _ in range(2)]
 buffers = [torch.empty(64, pin_memory=True) for _ in grads]
@@ -63,57 +53,6 @@ with cuda.stream(s):
 """
 
 CASES: tuple[Case, ...] = (
-    case("copies_stacked_at_once", _LISTS, HOST, _COPIES + "whole = torch.stack(copies)"),
-    case("copies_joined_at_once", _LISTS, HOST, _COPIES + "whole = torch.cat(copies)"),
-    case(
-        "copies_stacked_in_time",
-        _LISTS,
-        (),
-        _COPIES + "cuda.current_stream().synchronize()  #needed\nwhole = torch.stack(copies)",
-    ),
-    case(
-        "result_written_into_a_buffer_in_flight",
-        _PIN,
-        HOST,
-        """
-buffer = torch.ones(64).pin_memory()
-y = buffer.cuda(non_blocking=True)
-torch.add(torch.ones(64), 1, out=buffer)
-""",
-    ),
-    case(
-        "result_written_into_a_buffer_that_is_free",
-        _PIN,
-        (),
-        """
-buffer = torch.ones(64).pin_memory()
-y = buffer.cuda(non_blocking=True)
-cuda.current_stream().record_event().synchronize()  #needed
-torch.add(torch.ones(64), 1, out=buffer)
-""",
-    ),
-    case(
-        "weights_updated_on_the_host_from_gradients_in_flight",
-        _PRIME,
-        HOST,
-        _FOREACH
-        + """
-for buffer, grad in zip(buffers, grads):
-    buffer.copy_(grad, non_blocking=True)
-weights = [torch.ones(64) for _ in grads]
-torch._foreach_add_(weights, buffers, alpha=-0.1)
-""",
-    ),
-    case(
-        "weights_updated_on_the_host_while_they_are_sent",
-        _PRIME,
-        HOST,
-        """
-weights = [torch.ones(64).pin_memory() for _ in range(2)]
-sent = [weight.cuda(non_blocking=True) for weight in weights]
-torch._foreach_mul_(weights, 0.9)
-""",
-    ),
     case(
         "sum_read_from_the_buffer_of_its_copy",
         _DEEPSPEED,
@@ -191,45 +130,6 @@ for step in range(3):
 """,
     ),
     case(
-        "offloaded_buffer_made_like_the_tensor",
-        _VLLM,
-        RAW + HOST,
-        """
-cache = torch.ones(64, device="cuda")
-buffer = torch.empty_like(cache, device="cpu").pin_memory()
-with cuda.stream(s):
-    buffer.copy_(cache, non_blocking=True)
-total = buffer.sum()
-""",
-    ),
-    case(
-        "factories_read_no_values",
-        _LIKE,
-        (),
-        """
-x = torch.ones(64, device="cuda")
-with cuda.stream(s):
-    made = [torch.zeros_like(x), torch.ones_like(x), torch.full_like(x, 2.0), x.new_ones(4)]
-    made += [torch.rand_like(x), torch.randn_like(x), x.new_zeros(4), x.new_full((4,), 2.0)]
-""",
-    ),
-    case(
-        "handle_of_torchs_own_stream",
-        _EXTERNAL,
-        (),
-        """
-x = torch.ones(64, device="cuda")
-same = cuda.ExternalStream(s.cuda_stream)
-s.wait_stream(cuda.ExternalStream(cuda.current_stream().cuda_stream))  #needed
-with cuda.stream(s):
-    y = x * 2
-with cuda.stream(same):
-    z = y + 1
-same.synchronize()  #needed
-total = z + 1
-""",
-    ),
-    case(
         "handle_of_another_library",
         _EXTERNAL,
         RAW,
@@ -239,36 +139,6 @@ theirs.wait_stream(cuda.current_stream())
 x = torch.ones(64, device="cuda")
 with cuda.stream(cuda.ExternalStream(0x7F3A10)):
     y = x * 2
-""",
-    ),
-    case(
-        "columns_of_a_tall_matrix",
-        _VIEWS,
-        (),
-        """
-w = torch.zeros(8192, 64, device="cuda")
-other = cuda.Stream()
-s.wait_stream(cuda.current_stream())  #needed
-other.wait_stream(cuda.current_stream())  #needed
-with cuda.stream(s):
-    w[:, :32].fill_(1)
-with cuda.stream(other):
-    w[:, 32:].fill_(2)
-""",
-    ),
-    case(
-        "columns_of_a_tall_matrix_that_overlap",
-        _VIEWS,
-        WAW,
-        """
-w = torch.zeros(8192, 64, device="cuda")
-other = cuda.Stream()
-s.wait_stream(cuda.current_stream())
-other.wait_stream(cuda.current_stream())
-with cuda.stream(s):
-    w[:, :33].fill_(1)
-with cuda.stream(other):
-    w[:, 32:].fill_(2)
 """,
     ),
     case(

@@ -1,4 +1,7 @@
-"""Small programs that race, and look-alikes that do not; each with where it comes from."""
+"""Small programs that race, and look-alikes that do not; each with where it comes from.
+
+For each path of the code there are six programs or all that had it, of the 429 of commit b31fc386.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,6 @@ import corpus_order
 import corpus_reports
 import corpus_training
 import corpus_users
-import corpus_users_host
-import corpus_users_loaders
-import corpus_users_memory
-import corpus_users_more
-import corpus_users_views
 from hazard_case import Case
 
 __all__ = ["CASES", "Case"]
@@ -29,11 +27,6 @@ CASES: tuple[Case, ...] = (
     *corpus_graphs.CASES,
     *corpus_reports.CASES,
     *corpus_users.CASES,
-    *corpus_users_host.CASES,
-    *corpus_users_memory.CASES,
-    *corpus_users_more.CASES,
-    *corpus_users_views.CASES,
-    *corpus_users_loaders.CASES,
     *corpus_collectives.CASES,
     *corpus_offloads.CASES,
     *corpus_deletions.CASES,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hazard_case import RAW, WAR, WAW, Case, case
+from hazard_case import RAW, WAR, WAW, Case
 from upstream_case import Bug, bug
 
 _VLLM = "https://github.com/vllm-project/vllm/blob/main/vllm/v1/worker/gpu_model_runner.py"
@@ -33,40 +33,6 @@ for step in range(1, 4):
         y = kv[slots[step - 1]] * 2  #fix
     written = main.record_event()
 main.wait_stream(s)
-""",
-    ),
-    bug(
-        "first_slots_written_before_there_is_a_second_stream",
-        _VLLM,
-        RAW,
-        """
-kv = torch.zeros(16, 8, device="cuda")
-slots = torch.tensor([[3, 9], [1, 12]], device="cuda")
-values = torch.ones(2, 8, device="cuda")
-cuda.synchronize()
-kv[slots[1]] = values  #1
-other = cuda.Stream()
-with cuda.stream(other):
-    y = kv[slots[1]] * 2  #2 #bug
-    y = kv[slots[0]] * 2  #fix
-cuda.synchronize()
-""",
-    ),
-    bug(
-        "slots_of_one_layer_in_a_cache_of_all",
-        _VLLM,
-        RAW,
-        """
-kv = torch.zeros(4, 16, 8, device="cuda")
-slots = torch.tensor([2, 5, 11], device="cuda")
-values = torch.ones(3, 8, device="cuda")
-cuda.synchronize()
-for layer in range(1, 4):
-    kv[layer, slots] = values  #1
-    with cuda.stream(s):
-        y = kv[layer, slots].sum()  #2 #bug
-        y = kv[0, slots].sum()  #fix
-cuda.synchronize()
 """,
     ),
     bug(
@@ -101,23 +67,6 @@ with cuda.stream(s):
     y = kv[blocks, offsets + 1] * 2  #fix
 cuda.synchronize()
 """.replace("[0, 1, 2]", "[0, 2, 2]"),
-    ),
-    bug(
-        "slots_chosen_on_the_host",
-        _VLLM,
-        WAW,
-        """
-kv = torch.zeros(16, 8, device="cuda")
-table = [[0, 1], [2, 3], [4, 5]]
-table = [[0, 1], [1, 3], [4, 5]]  #bug
-slots = [torch.tensor(row, device="cuda") for row in table]
-values = torch.ones(2, 8, device="cuda")
-cuda.synchronize()
-kv[slots[0]] = values  #1
-with cuda.stream(s):
-    kv[slots[1]] = values  #2
-cuda.synchronize()
-""",
     ),
 )
 
@@ -193,33 +142,4 @@ BUGS += (
     ),
 )
 
-CASES: tuple[Case, ...] = (
-    case(
-        "rows_copied_by_index_before_there_are_two_streams",
-        _NOTES,
-        (),
-        """
-cache = torch.zeros(16, 8, device="cuda")
-low, high = torch.arange(8, device="cuda"), torch.arange(8, 16, device="cuda")
-rows = torch.ones(8, 8, device="cuda")
-cuda.synchronize()
-cache.index_copy_(0, low, rows)
-with cuda.stream(s):
-    cache.index_copy_(0, high, rows)
-cuda.synchronize()
-""",
-    ),
-    case(
-        "pages_taken_in_turns_by_two_streams",
-        _VLLM,
-        (),
-        _PAGED
-        + """
-other = cuda.Stream()
-for step in range(4):
-    with cuda.stream(s if step % 2 else other):
-        kv[slots[step]] = values
-cuda.synchronize()
-""",
-    ),
-)
+CASES: tuple[Case, ...] = ()

@@ -135,25 +135,6 @@ total = host.sum()  #2
 """.replace("cuda.current_stream().synchronize()", "external.synchronize()"),
     ),
     bug(
-        "block_of_a_torch_stream_reused_under_a_blocking_one",
-        _EXTERNAL,
-        UAF,
-        _BLOCKING
-        + """
-external = blocking()
-with cuda.stream(s):
-    x = torch.ones(64, device="cuda")
-external.wait_stream(s)
-with cuda.stream(external):
-    y = x * 2  #1
-s.wait_stream(external)  #fix
-del x
-with cuda.stream(s):
-    z = torch.zeros(64, device="cuda")  #2
-cuda.synchronize()
-""",
-    ),
-    bug(
         "side_stream_between_two_blocking_ones",
         _EXTERNAL,
         WAR,
@@ -205,21 +186,6 @@ z = y * 2
 """,
     ),
     case(
-        "block_of_the_default_stream_used_by_a_blocking_one",
-        _EXTERNAL,
-        (),
-        _BLOCKING
-        + """
-external = blocking()
-for at in range(3):
-    x = torch.full((64,), float(at), device="cuda")
-    with cuda.stream(external):
-        y = x * 2
-    del x
-z = y + 1
-""",
-    ),
-    case(
         "event_of_the_default_stream_covers_a_blocking_one",
         _EXTERNAL,
         (),
@@ -234,64 +200,11 @@ with cuda.stream(s):
 cuda.synchronize()
 """,
     ),
-    case(
-        "host_waits_for_the_default_stream_after_a_blocking_one",
-        _EXTERNAL,
-        (),
-        _BLOCKING
-        + """
-external = blocking()
-x = torch.ones(64, device="cuda")
-with cuda.stream(external):
-    host = torch.empty(64, pin_memory=True)
-    host.copy_(x, non_blocking=True)
-x.add_(1)
-cuda.default_stream().synchronize()
-total = host.sum()
-""",
-    ),
 )
 
 # -- weights that live on the host
 
-BUGS += (
-    bug(
-        "registered_weights_unregistered_while_they_are_copied",
-        _PINNED,
-        HOST,
-        """
-offload, runtime = cuda.Stream(), cuda.cudart()
-weight = torch.ones(64, 64)
-runtime.cudaHostRegister(weight.data_ptr(), weight.nbytes, 1)
-with cuda.stream(offload):
-    moved = weight.to("cuda", non_blocking=True)  #1
-offload.synchronize()  #fix
-runtime.cudaHostUnregister(weight.data_ptr())  #2
-del weight
-cuda.current_stream().wait_stream(offload)
-y = moved * 2
-cuda.synchronize()
-""",
-    ),
-    bug(
-        "registered_results_unregistered_before_they_arrived",
-        _PINNED,
-        HOST,
-        """
-runtime = cuda.cudart()
-result = torch.empty(64, 64)
-runtime.cudaHostRegister(result.data_ptr(), result.nbytes, 1)
-x = torch.ones(64, 64, device="cuda")
-s.wait_stream(cuda.current_stream())
-with cuda.stream(s):
-    result.copy_(x, non_blocking=True)  #1
-    done = s.record_event()
-done.synchronize()  #fix
-runtime.cudaHostUnregister(result.data_ptr())  #2
-cuda.synchronize()
-""",
-    ),
-)
+BUGS += ()
 
 CASES += (
     case(
@@ -314,22 +227,6 @@ cuda.synchronize()
 while weights:
     weight = weights.pop()
     runtime.cudaHostUnregister(weight.data_ptr())
-""",
-    ),
-    case(
-        "weights_of_the_pinned_allocator_dropped_while_copied",
-        _PINNED,
-        (),
-        """
-for at in range(3):
-    weight = torch.full((64, 64), float(at)).pin_memory()
-    with cuda.stream(s):
-        moved = weight.to("cuda", non_blocking=True)
-    del weight
-    cuda.current_stream().wait_stream(s)
-    y = moved * 2
-    s.wait_stream(cuda.current_stream())
-cuda.synchronize()
 """,
     ),
 )
@@ -390,47 +287,4 @@ BUGS += (
     _prefetch("prefetched_batches_shrink_slowly", "(4000000, 3000000, 2000000)"),
 )
 
-CASES += (
-    case(
-        "growing_batches_behind_a_wait_for_the_consumer",
-        _APEX,
-        (),
-        _PREFETCH.replace("batch.record_stream(cuda.current_stream())  #fix", "pass")
-        .replace("WAIT", "self.stream.wait_stream(cuda.current_stream())")
-        .replace("SIZES", "(64, 256, 1024, 4096)")
-        .replace("  #1", "")
-        .replace("  #2", "")
-        .replace("while batch is not None:\n", "while batch is not None:\n    del_me = None\n")
-        .replace("END\n", ""),
-    ),
-    case(
-        "growing_batches_with_a_loss_read_in_each_step",
-        _APEX,
-        (),
-        _PREFETCH.replace("batch.record_stream(cuda.current_stream())  #fix", "pass")
-        .replace("        WAIT\n", "")
-        .replace("SIZES", "(64, 256, 1024, 4096)")
-        .replace("  #1", "")
-        .replace(
-            "    batch = prefetcher.next()  #2", "    total.item()\n    batch = prefetcher.next()"
-        )
-        .replace("END\n", ""),
-    ),
-    case(
-        "growing_batches_kept_until_the_end",
-        _APEX,
-        (),
-        """
-batches = []
-for size in (64, 256, 1024, 4096):
-    host = torch.ones(size).pin_memory()
-    with cuda.stream(s):
-        batch = host.cuda(non_blocking=True)
-    cuda.current_stream().wait_stream(s)
-    total = batch.sum()
-    batches.append(batch)
-cuda.synchronize()
-batches.clear()
-""",
-    ),
-)
+CASES += ()

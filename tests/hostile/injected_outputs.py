@@ -11,7 +11,6 @@ import asyncio
 import io
 import json
 import os
-import zipfile
 from collections.abc import Callable, Sequence
 from itertools import cycle
 from pathlib import Path
@@ -146,20 +145,6 @@ def _of_machine(argv: Sequence[str], check: Check) -> Output:
         return _shown(ended.out, check)
 
     return output
-
-
-def _bundle(texts: list[str], folder: Path) -> int:
-    path = folder / "fleet.json"
-    fleet(texts, path)
-    ended = commands.run(["doctor", "--demo", str(path), "--bundle", str(folder / "b.zip")])
-    harmless_text(ended.out + ended.talk)
-    found = ended.out.count(MARK)
-    with zipfile.ZipFile(folder / "b.zip") as bundle:
-        for name in bundle.namelist():
-            assert not name.startswith(("/", "..")), name
-            text = bundle.read(name).decode("utf-8")
-            found += _shown(text, harmless_json if name.endswith(".json") else harmless_text)
-    return found
 
 
 def _log(texts: list[str], folder: Path) -> int:
@@ -342,7 +327,6 @@ OUTPUTS: dict[str, Output] = {
     "info --json": _of_machine(["info", "--json"], harmless_printed_json),
     "doctor": _of_machine(["doctor"], harmless_text),
     "doctor --json": _of_machine(["doctor", "--json"], harmless_printed_json),
-    "doctor --bundle": _bundle,
     "top --replay --once": _log,
     "top, on the screen": _screen(_top, ("down", "t", "enter", "escape", "i", "escape")),
     "hazards, text": _hazards(harmless_text, "text"),

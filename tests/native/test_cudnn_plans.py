@@ -1,7 +1,7 @@
 """Workspaces of convolutions on the native engine are those of cuDNN 9.19 on an H200.
 
-The calls are of `benchmarks/oracle_sizes.py`, recorded with torch 2.11, among those of odd number:
-the model was found in the others.
+The calls are of `benchmarks/oracle_sizes.py` of commit `b31fc386`, recorded with torch 2.11,
+among those of odd number: the model was found in the others.
 """
 
 from __future__ import annotations

@@ -867,6 +867,54 @@ def test_a_program_without_enough_memory_is_explained_on_an_endless_gpu(tmp_path
     assert found["causes"] == [], done.stderr
 
 
+def test_an_error_that_no_one_handles_keeps_nothing(tmp_path: Path) -> None:
+    """The operator that ran out of memory has its arguments, and its error is still raised."""
+    program = """\
+import torch
+
+x = torch.ones(1 << 27, device="cuda", requires_grad=True)
+net = torch.nn.Sequential(*(torch.nn.Sigmoid() for _ in range(40)))
+net(x).sum().backward()
+"""
+    done, found = explain(tmp_path, program)
+    assert found["ended"] == "out of memory"
+    assert found["causes"] == [], done.stderr
+    assert not found["failed"]
+
+
+def test_the_fix_of_a_program_without_enough_memory_was_tried(tmp_path: Path) -> None:
+    """On the endless GPU, where the unchanged program runs to its end, too."""
+    program = LOSSES.replace("range(6)", "range(30)").replace("4096, 64", "200_000, 64")
+    done, found = explain(tmp_path, program)
+    assert found["ended"] == "out of memory"
+    effect = found["causes"][0]["effect"]
+    assert effect["certainty"] == "tried", done.stderr
+    assert "+    losses.append(reg.detach())" in effect["patch"]
+    assert effect["before"] == found["allocated"] > found["capacity"] > 2 * effect["after"]
+
+
+def test_a_script_for_torchrun_is_explained_as_a_job_of_one_process(tmp_path: Path) -> None:
+    distributed = """\
+import os
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+torch.distributed.init_process_group("nccl")
+net = nn.parallel.DistributedDataParallel(net)
+losses = []
+"""
+    done, found = explain(tmp_path, LOSSES.replace("losses = []\n", distributed))
+    cause = found["causes"][0]
+    assert cause["rule"] == "kept-graphs"
+    assert cause["effect"]["certainty"] == "tried", done.stderr
+    assert found["notes"][0].startswith("other ranks: ")
+    for command, hint in (
+        ("estimate", "--ranks N, for one rank of N"),
+        ("run", "gpuprobe run --gpu t4 -- torchrun --nproc-per-node gpu train.py"),
+    ):
+        done = gpuprobe(command, "--gpu", "t4", "train.py", cwd=tmp_path)
+        assert done.returncode == 5
+        assert hint in done.stderr
+
+
 ENDLESS = (
     START
     + """\

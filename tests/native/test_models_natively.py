@@ -65,13 +65,16 @@ def test_known_models_have_as_many_parameters_as_published(
 
 
 def peaks(*words: str, folder: Path, warm: WarmPython) -> dict[str, Any]:
-    options = ["--gpu", "h100-80gb", "--json"]
+    options = ["--gpu", "h100-80gb", "--json", *SHAPES]
     done = gpuprobe("estimate", *words, *options, cwd=folder, warm=warm)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     keys = ("peak_allocated", "reserved", "total", "steps", "by_category")
     return {key: document[key] for key in keys}
 
+
+SHAPES = ("--compute", "shapes")
+"""The figures are the same, and the values of a few steps would take several seconds."""
 
 MODELS = [
     ["--model", "pythia-70m", "--optimizer", "adamw-fused"],
@@ -88,17 +91,16 @@ def test_a_written_script_has_the_same_peak_by_hand(
 ) -> None:
     """Also after it moved: nothing depends on where the script is."""
     written = ["--sequence-length", "128", "--write-script", "train.py"]
-    # The values of each generated token would take ten seconds.
-    compute = ("--compute", "shapes") * ("--inference" in options)
-    found = peaks(*options, *compute, *written, folder=tmp_path, warm=libraries)
+    found = peaks(*options, *written, folder=tmp_path, warm=libraries)
     assert found["steps"] == (0 if "--inference" in options else 3)
     (tmp_path / "train.py").rename(tmp_path / "mine.py")
-    assert peaks("mine.py", *compute, folder=tmp_path, warm=libraries) == found
+    assert peaks("mine.py", folder=tmp_path, warm=libraries) == found
 
 
 def test_changes_that_make_a_model_fit_are_estimated(tmp_path: Path, libraries: WarmPython) -> None:
     words = ["--model", "pythia-70m", "--method", "lora", "--gpu", "t4", "--batch-size", "8"]
-    done = gpuprobe("estimate", *words, "--steps", "1", "--json", cwd=tmp_path, warm=libraries)
+    options = ["--steps", "1", "--json", *SHAPES]
+    done = gpuprobe("estimate", *words, *options, cwd=tmp_path, warm=libraries)
     assert done.returncode == 1, done.stderr
     tried = {change["name"] for change in json.loads(done.stdout)["suggestions"]}
     assert "activation checkpointing" in tried

@@ -98,6 +98,17 @@ def test_outputs_that_a_list_keeps_are_never_used_again(tmp_path: Path) -> None:
     assert lines(needs, "never_used_again")[9][0] == 3 * 4 * MIB  # of the three earlier steps
 
 
+def test_memory_made_after_the_last_search_has_the_holder_of_the_older(tmp_path: Path) -> None:
+    """The functions that run are searched after 4 steps and after 8, and this one returns."""
+    head, body = TRAINING.replace("range(4)", "range(11)").split("history = []\n")
+    body = "".join(f"    {line}\n" for line in ["history = []", *body.splitlines()])
+    needs_of(tmp_path, f"{head}def train():\n{body}train()\n")
+    shown = json.loads(gpuprobe("report", "--json", "run.gpuprobe", cwd=tmp_path).stdout)
+    cause = shown["causes"][0]
+    assert cause["bytes"] == 10 * 4 * MIB
+    assert "kept by history (a list in train)" in cause["sentence"]
+
+
 def test_workspaces_of_cublas_are_not_followed(tmp_path: Path) -> None:
     needs_of(tmp_path, TRAINING.replace("range(4)", "range(6)"))
     (stream,) = (tmp_path / "run.gpuprobe").glob("*.jsonl")

@@ -92,10 +92,8 @@ class Checked(dict[str, Any]):
 
 def checked(made: Recording, **options: Any) -> Checked:
     """The report, after a trip through JSON text, found valid and conserving."""
-    stream = io.StringIO()
     typed = summarize(made, **options)
-    report_json.write(typed, stream)
-    report = Checked(json.loads(stream.getvalue()), typed)
+    report = Checked(json.loads(json.dumps(report_json.to_document(typed))), typed)
     VALIDATOR.validate(report)
     growth = report["growth"] or {"lines": None}
     for table in (report["categories"], report["top_lines"], report["top_modules"]):

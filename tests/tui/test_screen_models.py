@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,9 +29,13 @@ from gpuprobe.model.run.session import (
 from gpuprobe.model.trace import Frame
 from gpuprobe.model.values import Bytes, Peak, Unavailable
 from gpuprobe.reporters.html.report import asset
+from gpuprobe.tui.monitor.keys import KEYS
+from gpuprobe.tui.probe_app import APP_KEYS
 from gpuprobe.tui.viewer.block import source_lines, stack_rows
 from gpuprobe.tui.viewer.run_model import detail_lines, model_of
+from gpuprobe.tui.viewer.screen import VIEW_KEYS
 from gpuprobe.tui.widgets import plot
+from gpuprobe.tui.widgets.keymap import Key
 from gpuprobe.tui.widgets.palette import PALETTES, letter
 from gpuprobe.tui.widgets.plot import LABEL, draw
 from gpuprobe.tui.widgets.styled_text import line_width, text_of
@@ -192,3 +199,12 @@ def test_the_page_and_the_screens_have_one_palette_and_every_category() -> None:
     assert set(plot._ORDER) == {*Category, *Need}
     for kinds in (Category, Need):
         assert len({letter(kind) for kind in kinds}) == len(kinds)
+
+
+@pytest.mark.parametrize("keys", [KEYS, VIEW_KEYS], ids=["top", "view"])
+def test_no_key_is_bound_twice(keys: Sequence[Key]) -> None:
+    """Textual would call the first action alone."""
+    names = Counter(
+        name for key in (*keys, *APP_KEYS) for names in key.actions for name in names.split(",")
+    )
+    assert [name for name, count in names.items() if count > 1] == []

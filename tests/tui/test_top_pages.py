@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from screen_svg import screen_text
 from test_top_screens import app_of, child, moments, settle, shows, until
 
-from gpuprobe.api.monitor import process_details
 from gpuprobe.cli import main
 from gpuprobe.model.machine.devices import Inventory
 from gpuprobe.model.machine.monitor import Moment
 from gpuprobe.model.machine.selection import Selection
 from gpuprobe.model.values import Bytes, Reading, Unavailable
 from gpuprobe.probes.monitor import Monitor
+from gpuprobe.probes.secrets import details_without_secrets
 from gpuprobe.tui.monitor.app import TopApp
 from gpuprobe.tui.monitor.history import PROCESS_GONE_AFTER, ProcessHistory
 from gpuprobe.tui.monitor.model import TopModel, divide
@@ -87,7 +87,7 @@ def test_a_process_is_read_without_its_secrets() -> None:
     try:
         while Path(f"/proc/{made.pid}/cmdline").read_bytes().count(b"\0") < len(command):
             pass  # between fork and exec it is this process
-        found = process_details(made.pid, 0)
+        found = details_without_secrets(made.pid, 0)
     finally:
         made.communicate()
     assert isinstance(found.environment, tuple)
@@ -100,9 +100,9 @@ def test_a_process_is_read_without_its_secrets() -> None:
     assert "letmein99" not in repr(found)
     assert found.folder == str(Path.cwd())
     assert found.threads == 1
-    gone = process_details(made.pid, 0)
+    gone = details_without_secrets(made.pid, 0)
     assert isinstance(gone.environment, Unavailable)
-    other = process_details(os.getpid(), 1)  # the number is another process's now
+    other = details_without_secrets(os.getpid(), 1)  # the number is another process's now
     assert isinstance(other.arguments, Unavailable)
 
 

@@ -33,7 +33,7 @@ from gpuprobe.analysis.trace.parts import (
     traced,
 )
 from gpuprobe.errors import DataError
-from gpuprobe.model.memory import TraceAction
+from gpuprobe.model.actions import ALLOC, FREE_COMPLETED, FREE_REQUESTED
 from gpuprobe.model.run.recording import RankRecording, Recording, TraceReader
 from gpuprobe.model.run.session import DeviceWindow, Step
 from gpuprobe.model.trace import COLUMNS, EventColumns, LiveColumns, MemoryTrace
@@ -325,8 +325,8 @@ def without_blocks(trace: MemoryTrace, addresses: Collection[int]) -> MemoryTrac
     return replace(trace, baseline=before, events=events, segments=())
 
 
-_FREED = (TraceAction.FREE_REQUESTED.code, TraceAction.FREE_COMPLETED.code)
-_OVER = (TraceAction.ALLOC.code, TraceAction.FREE_COMPLETED.code)
+_FREED = (FREE_REQUESTED, FREE_COMPLETED)
+_OVER = (ALLOC, FREE_COMPLETED)
 
 
 def _copied(to: EventColumns, source: EventColumns, keep: list[bool]) -> None:

@@ -19,7 +19,8 @@ from gpuprobe.analysis.peak.peaks import HighWater, Share, live_at
 from gpuprobe.analysis.trace.categories import Marks, Runs
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.analysis.trace.parts import Traced, TracePoint, full_steps
-from gpuprobe.model.memory import Category, TraceAction
+from gpuprobe.model.actions import SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP
+from gpuprobe.model.memory import Category
 from gpuprobe.model.place import Place, parse_place
 from gpuprobe.model.trace import Frame
 from gpuprobe.user_frames import (
@@ -422,8 +423,8 @@ def changes_of(
     return _sorted(Counter({key: size for key, size in sizes.items() if size}))
 
 
-_SEGMENT_TAKEN = (TraceAction.SEGMENT_ALLOC.code, TraceAction.SEGMENT_MAP.code)
-_SEGMENT_RETURNED = (TraceAction.SEGMENT_FREE.code, TraceAction.SEGMENT_UNMAP.code)
+_SEGMENT_TAKEN = (SEGMENT_ALLOC, SEGMENT_MAP)
+_SEGMENT_RETURNED = (SEGMENT_FREE, SEGMENT_UNMAP)
 
 
 def device_allocs(found: Traced, warm_up: int, total: int, naming: Naming) -> Account:

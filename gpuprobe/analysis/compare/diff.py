@@ -66,8 +66,9 @@ class DiffRow:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """The moment of one run that the rows describe: the high water mark of its highest step with
-    a trace (None in a snapshot). ``below_peak``: bytes between it and the peak.
+    """The moment of one run whose memory the rows describe: the highest one that has a trace.
+    ``step``: the number of its step, None in a snapshot. ``below_peak``: how many bytes the peak
+    is higher.
     """
 
     step: int | None
@@ -207,7 +208,7 @@ def _traced(
 
 
 def _peak(site: PeakSite | None, mark: HighWater | Unavailable) -> Peak | Unavailable:
-    """The trace's peak if it has one, because the rows sum up its blocks."""
+    """The peak of the trace, to which the rows sum; without a trace, that of the counters."""
     if isinstance(mark, HighWater):
         return Peak.exactly(mark.allocated)
     return mark if site is None else site.amount

@@ -12,8 +12,17 @@ from typing import Final, NamedTuple
 
 from gpuprobe.analysis.trace.categories import categories
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
-from gpuprobe.model.memory import Category, TraceAction
-from gpuprobe.model.needs import Need, NeedLine, NeedModule, NeedRow, NeedTable
+from gpuprobe.model.actions import OOM
+from gpuprobe.model.memory import Category
+from gpuprobe.model.needs import (
+    Lifespan,
+    LifespanTable,
+    Need,
+    NeedLine,
+    NeedModule,
+    NeedRow,
+    NeedTable,
+)
 from gpuprobe.model.place import NoPlace, Place
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import ReadStatus, Unavailable
@@ -23,7 +32,6 @@ _STATE = frozenset(
     category.code for category in (Category.PARAMETER, Category.OPTIMIZER_STATE, Category.BUFFER)
 )
 
-_OOM = TraceAction.OOM.code
 
 NOT_TRACED = Unavailable(
     "the uses of memory were not traced: level 'trace' does on a simulated GPU, --uses on any",
@@ -49,8 +57,8 @@ class Biographies:
         self._steps_after = later.steps if later else 0
         actions = self.ledger.trace.events.action
         self._failures: list[int] = []
-        if everything and _OOM in actions:
-            self._failures = [at for at, action in enumerate(actions) if action == _OOM]
+        if everything and OOM in actions:
+            self._failures = [at for at, action in enumerate(actions) if action == OOM]
         self._ended = bool(later and later.ended)
         self._whole = bool(later and later.whole)
         self._evaluated = bool(later and later.evaluated)
@@ -366,3 +374,36 @@ def _lines(lives: Biographies, rows: list[int], after: int) -> Iterator[NeedLine
             phase=strings[phase],
             later_step=later,
         )
+
+
+def lifespans_at(trace: MemoryTrace | Ledger, event: int) -> LifespanTable:
+    """How long the blocks alive just after ``event`` live at least, from their births and deaths
+    alone: all that is known in a trace without uses. The trace has events. The rows are by whether
+    the begin and the end of a block are in the trace.
+
+    A block that was allocated before the trace lived from its first event on at least; one that is
+    not freed in it, up to its last event. Only blocks that begin and end in it have their whole
+    life there.
+    """
+    ledger = ledger_of(trace)
+    times = ledger.trace.events.column("time_us")
+    last = ledger.events - 1
+    found: dict[tuple[bool, bool], list[tuple[int, int]]] = {}
+    for row in ledger.alive(event):
+        begins, ends = row < ledger.made, ledger.freed[row] <= last
+        first, end = max(ledger.start[row], 0), min(ledger.freed[row], last)
+        spent = 1000 * (times[end] - times[first])
+        found.setdefault((begins, ends), []).append((max(0, spent), ledger.size[row]))
+    rows = tuple(
+        Lifespan(
+            begins_in_trace=key[0],
+            ends_in_trace=key[1],
+            bytes=sum(size for _, size in found[key]),
+            blocks=len(found[key]),
+            shortest_ns=min(spent for spent, _ in found[key]),
+            longest_ns=max(spent for spent, _ in found[key]),
+        )
+        for key in sorted(found)
+    )
+    timed = last >= 0 and bool(times[last])
+    return LifespanTable(sum(row.bytes for row in rows), rows, timed)

@@ -11,7 +11,8 @@ from gpuprobe.analysis.fragmentation import Fragmentation, PoolSpace, fragmentat
 from gpuprobe.analysis.peak.peaks import HighWater, by_category, by_line, live_at
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.analysis.trace.segments_at import layout_at
-from gpuprobe.model.memory import Category, TraceAction
+from gpuprobe.model.actions import OOM
+from gpuprobe.model.memory import Category
 from gpuprobe.model.place import SourceLine
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
@@ -21,7 +22,6 @@ from gpuprobe.user_frames import Lines
 WhatIf = Callable[[MemoryTrace, int], Iterable[tuple[str, bool]] | Unavailable]
 """(trace, event) -> the tested settings, and whether the allocation would have fitted."""
 
-_OOM = TraceAction.OOM.code
 
 _NEARLY_FULL = 0.98
 """The part of the available memory from which tensors fill a GPU: what is left is less than a
@@ -92,17 +92,17 @@ def oom_reports(
     """
     ledger = ledger_of(trace)
     events = ledger.trace.events
-    if _OOM not in events.action:
+    if OOM not in events.action:
         return ()
     lines = Lines(ledger.trace.stacks)
-    found = [i for i, action in enumerate(events.action) if action == _OOM][-most:]
+    found = [i for i, action in enumerate(events.action) if action == OOM][-most:]
     made = (_report(ledger, event, device_memory, not_torch, what_if, lines) for event in found)
     return tuple(made)
 
 
 def failed_allocations(trace: MemoryTrace | Ledger) -> int:
     """The number of failed allocations."""
-    return ledger_of(trace).trace.events.action.count(_OOM)
+    return ledger_of(trace).trace.events.action.count(OOM)
 
 
 def _report(
@@ -293,25 +293,19 @@ def _settings(names: Iterable[str]) -> str:
     return ", or with ".join(listed[:_MOST_SETTINGS])
 
 
-def _about_layout(report: OomReport, account: Fragmentation) -> Iterable[str]:
+def _about_free_memory(report: OomReport, account: Fragmentation) -> Iterable[str]:
+    """Why the request could not use the free memory, which is as much as it."""
     total = account.total
-    yield (
-        f"The allocator held {human_bytes(total.reserved)}: {human_bytes(total.allocated)} "
-        f"allocated, {human_bytes(total.pending)} waiting for a stream, "
-        f"{human_bytes(total.free)} free."
-    )
-    if not isinstance(report.usable_hole, Unavailable):
+    if total.largest_hole < report.asked:
         yield (
-            "The largest hole it could have used (same pool, stream and size class) was "
-            f"{human_bytes(report.usable_hole)}."
+            f"Its largest part without a gap was {human_bytes(total.largest_hole)}, too small for "
+            "the request: fragmentation."
         )
-        if total.largest_hole >= report.asked > report.usable_hole:
-            yield (
-                f"A hole of {human_bytes(total.largest_hole)} existed, but in another pool, "
-                "stream or size class."
-            )
-    if total.free >= report.asked > total.largest_hole:
-        yield "There were enough free bytes, but no single hole was large enough: fragmentation."
+    elif not isinstance(report.usable_hole, Unavailable) and report.usable_hole < report.asked:
+        yield (
+            f"A part of {human_bytes(total.largest_hole)} was large enough, but belongs to another "
+            "pool or stream, or to blocks of another size."
+        )
     for pin in account.pins[:3]:
         holders = ", ".join(f"{s.key} ({human_bytes(s.bytes)})" for s in pin.by_line[:2])
         blocks = "1 block" if len(pin.blocks) == 1 else f"{len(pin.blocks)} blocks"
@@ -319,6 +313,18 @@ def _about_layout(report: OomReport, account: Fragmentation) -> Iterable[str]:
             f"A segment of {human_bytes(pin.total)} had {human_bytes(pin.free)} free, kept by "
             f"{blocks} of {holders}."
         )
+
+
+def _about_layout(report: OomReport, account: Fragmentation) -> Iterable[str]:
+    total = account.total
+    enough = total.free >= report.asked
+    yield (
+        f"The allocator held {human_bytes(total.reserved)}: {human_bytes(total.allocated)} "
+        f"allocated, {human_bytes(total.pending)} waiting for a stream, "
+        f"{human_bytes(total.free)} free{'' if enough else ', too little in all'}."
+    )
+    if enough:
+        yield from _about_free_memory(report, account)
     if not isinstance(report.private_pools, Unavailable) and report.private_pools:
         yield (
             f"{human_bytes(report.private_pools)} were in private pools (CUDA graphs or "

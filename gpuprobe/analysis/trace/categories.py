@@ -42,7 +42,8 @@ from itertools import chain, compress, islice
 from operator import ne
 
 from gpuprobe.analysis.trace.ledger import Ledger
-from gpuprobe.model.memory import Category, TraceAction
+from gpuprobe.model.actions import OOM
+from gpuprobe.model.memory import Category
 from gpuprobe.model.trace import GRAD_ON, Frame, MemoryTrace, StackTable
 
 WORKSPACE = 1  # library scratch memory
@@ -342,7 +343,6 @@ def _position(times: Sequence[int], time_us: int, after: bool = False) -> int:
     return bisect_right(times, time_us) if after else bisect_left(times, time_us)
 
 
-_OOM = TraceAction.OOM.code
 _UNKNOWN = Category.UNKNOWN.code
 _PARAMETER = Category.PARAMETER.code
 _GRADIENT = Category.GRADIENT.code
@@ -382,7 +382,7 @@ class Evidence:
         self.recomputed_until: array[int] | None = None
         actions = ledger.trace.events.action
         self.failures = (
-            [at for at, action in enumerate(actions) if action == _OOM] if (_OOM in actions) else []
+            [at for at, action in enumerate(actions) if action == OOM] if (OOM in actions) else []
         )
         """The events of failed allocations."""
 

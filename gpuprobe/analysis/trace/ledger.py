@@ -33,6 +33,7 @@ from gpuprobe.analysis.trace.lifetimes import (
     selector,
 )
 from gpuprobe.errors import DataError
+from gpuprobe.model.actions import ALLOC, SEGMENT_ALLOC, SEGMENT_FREE
 from gpuprobe.model.memory import BlockState, TraceAction
 from gpuprobe.model.trace import (
     COLUMNS,
@@ -44,9 +45,6 @@ from gpuprobe.model.trace import (
 
 SPLIT_LIMIT = SMALL_LIMIT
 """The large pool splits off a remainder only above this (``should_split``)."""
-
-_SEGMENT_ALLOC = TraceAction.SEGMENT_ALLOC.code
-_SEGMENT_FREE = TraceAction.SEGMENT_FREE.code
 
 
 class _Holes:
@@ -140,7 +138,7 @@ class BlockSizes:
         events = trace.events
         count = len(events)
         segment_events = list(
-            compress(range(count), selector(events.action, _SEGMENT_ALLOC, _SEGMENT_FREE))
+            compress(range(count), selector(events.action, SEGMENT_ALLOC, SEGMENT_FREE))
         )
         # By event: the row that it allocates (row) or frees (~row). Events in neither allocate or
         # release a segment.
@@ -165,7 +163,7 @@ class BlockSizes:
             at = addresses[event]
             row = todo.get(event, count)
             if row == count:
-                if events.action[event] == _SEGMENT_ALLOC:
+                if events.action[event] == SEGMENT_ALLOC:
                     holes.add_segment(at, at + events.size[event])
                 else:
                     holes.remove_segment(at)
@@ -266,7 +264,7 @@ def _segments_at_start(trace: MemoryTrace, segment_events: Iterable[int]) -> dic
     events = trace.events
     for event in reversed(list(segment_events)):
         begin = events.address[event]
-        if events.action[event] == _SEGMENT_ALLOC:
+        if events.action[event] == SEGMENT_ALLOC:
             found.pop(begin, None)
         else:
             found[begin] = begin + events.size[event]
@@ -276,7 +274,6 @@ def _segments_at_start(trace: MemoryTrace, segment_events: Iterable[int]) -> dic
 _MOST_BYTES = 1 << 61
 """Beyond this, sums could leave the 8 bytes of a column."""
 
-_ALLOC = TraceAction.ALLOC.code
 _SEGMENT_ACTIONS = frozenset(
     a.code
     for a in (
@@ -350,7 +347,7 @@ class Ledger(WeaklyReferable):
         if found is None:
             events = self.trace.events
             found = self._columns[name] = array(COLUMNS[name])
-            found.extend(compress(events.column(name), selector(events.action, _ALLOC)))
+            found.extend(compress(events.column(name), selector(events.action, ALLOC)))
             found.extend(self.baseline.column(name))
         return found
 
@@ -531,7 +528,7 @@ def _matched(ledger: Ledger, ends: Lifetimes) -> dict[int, int]:
         event = ends.first.get(at)
         if event is None:
             opened[at] = row
-        elif events.action[event] == _ALLOC:  # allocated again: its free is missing
+        elif events.action[event] == ALLOC:  # allocated again: its free is missing
             freed[row] = done[row] = event
             ledger.checks.implied_frees += 1
         else:
@@ -569,7 +566,7 @@ def _freed_only(ledger: Ledger, event: int, until: int) -> int:
 def _unlisted(ledger: Ledger, address: int, size: int, until: int, **known: int) -> int:
     """Add a baseline row for memory that the trace's baseline does not list."""
     ledger.checks.unlisted += 1
-    ledger.baseline.append(_ALLOC, address, size, **known)
+    ledger.baseline.append(ALLOC, address, size, **known)
     ledger.freed.append(until)
     ledger.done.append(ledger.events)
     return ledger.made + len(ledger.baseline) - 1

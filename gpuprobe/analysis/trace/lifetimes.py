@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import compress, repeat
 from operator import itemgetter
 
-from gpuprobe.model.memory import TraceAction
+from gpuprobe.model.actions import ALLOC, FREE_COMPLETED, FREE_REQUESTED
 from gpuprobe.model.trace import EventColumns, MemoryTrace
 
 
@@ -29,10 +29,6 @@ def selected(column: Sequence[int], rows: Sequence[int]) -> tuple[int, ...]:
         return tuple(column[row] for row in rows)
     return tuple(itemgetter(*rows)(column))
 
-
-_ALLOC = TraceAction.ALLOC.code
-_FREE_REQUESTED = TraceAction.FREE_REQUESTED.code
-_FREE_COMPLETED = TraceAction.FREE_COMPLETED.code
 
 NEVER = 1 << 62
 """The end of a block that is still alive."""
@@ -99,7 +95,7 @@ class Lifetimes:
         self.count = end = len(events)
         # Copies: a view would keep the columns from growing.
         actions, sizes = events.action[begin:end], events.size[begin:end]
-        is_alloc = selector(actions, _ALLOC)
+        is_alloc = selector(actions, ALLOC)
         row, made = len(self.start), sum(is_alloc)
         self.bytes += sum(sizes)
         self.start.extend(compress(range(begin, end), is_alloc))
@@ -109,19 +105,19 @@ class Lifetimes:
         done.extend(repeat(NEVER, made))
         addresses = events.address[begin:end]
         for event, action, at in zip(range(begin, end), actions, addresses, strict=True):
-            if action == _ALLOC:
+            if action == ALLOC:
                 if at in live:  # allocated again: its free is missing, or incomplete
                     self._allocated_again(live[at], event)
                 elif at not in first:
                     first[at] = event
                 live[at] = row
                 row += 1
-            elif action == _FREE_REQUESTED:
+            elif action == FREE_REQUESTED:
                 try:
                     freed[live[at]] = event
                 except (KeyError, IndexError):
                     self._request_of_earlier(at, event)
-            elif action == _FREE_COMPLETED:
+            elif action == FREE_COMPLETED:
                 try:
                     old = live.pop(at)
                     done[old] = event

@@ -12,14 +12,10 @@ from itertools import compress
 from gpuprobe.allocator.rules import SMALL_LIMIT, SMALL_SEGMENT
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.analysis.trace.lifetimes import selector
-from gpuprobe.model.memory import Block, BlockState, Segment, TraceAction
+from gpuprobe.model.actions import SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP
+from gpuprobe.model.memory import Block, BlockState, Segment
 from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
 from gpuprobe.model.values import ReadStatus, Unavailable
-
-_ALLOC = TraceAction.SEGMENT_ALLOC.code
-_FREE = TraceAction.SEGMENT_FREE.code
-_MAP = TraceAction.SEGMENT_MAP.code
-_UNMAP = TraceAction.SEGMENT_UNMAP.code
 
 
 def layout_at(trace: MemoryTrace | Ledger, event: int) -> tuple[Segment, ...] | Unavailable:
@@ -81,18 +77,21 @@ def _segments_at(ledger: Ledger, event: int) -> list[Segment]:
     events, trace = ledger.trace.events, ledger.trace
     found = {segment.address: segment for segment in trace.segments}
     device = trace.segments[0].device
-    marked = compress(range(ledger.events), selector(events.action, _ALLOC, _FREE, _MAP, _UNMAP))
+    marked = compress(
+        range(ledger.events),
+        selector(events.action, SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP),
+    )
     streams, pools = events.column("stream"), events.column("pool")
     kinds: _Kinds | None = None
     for index in reversed([i for i in marked if i > event]):
         action, address, size = events.action[index], events.address[index], events.size[index]
-        if action == _ALLOC:
+        if action == SEGMENT_ALLOC:
             found.pop(address, None)
-        elif action == _FREE:
+        elif action == SEGMENT_FREE:
             kind = "small" if size <= SMALL_SEGMENT else "large"
             pool = trace.pools[pools[index]]
             found[address] = Segment(device, address, size, streams[index], kind, pool)
-        elif action == _MAP:
+        elif action == SEGMENT_MAP:
             _cut(found, address, size)
         else:
             kinds = kinds or _Kinds(ledger)

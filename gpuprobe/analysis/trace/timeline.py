@@ -9,7 +9,7 @@ from itertools import compress
 
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.analysis.trace.lifetimes import selector
-from gpuprobe.model.memory import TraceAction
+from gpuprobe.model.actions import SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import ReadStatus, Unavailable
 
@@ -49,8 +49,8 @@ def timeline(trace: MemoryTrace | Ledger) -> Timeline:
     )
 
 
-_GROWS = {TraceAction.SEGMENT_ALLOC.code: 1, TraceAction.SEGMENT_MAP.code: 1}
-_SHRINKS = {TraceAction.SEGMENT_FREE.code: -1, TraceAction.SEGMENT_UNMAP.code: -1}
+_GROWS = {SEGMENT_ALLOC: 1, SEGMENT_MAP: 1}
+_SHRINKS = {SEGMENT_FREE: -1, SEGMENT_UNMAP: -1}
 _SIGN = _GROWS | _SHRINKS
 
 

@@ -8,25 +8,19 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gpuprobe.cli import exit_codes, stderr
+from gpuprobe.cli import exit_codes
 from gpuprobe.cli.options import add_formats, format_of
 from gpuprobe.errors import UsageError
 from gpuprobe.model.values import Unavailable
 
 EXAMPLES = {
     "gpuprobe doctor": "what is wrong on this machine, and how to fix it",
-    "gpuprobe doctor --bundle report.zip": "also a file for a bug report",
     "torchrun --nproc-per-node 8 -m gpuprobe doctor --distributed": "check the ranks of a job",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_formats(parser, json="print the diagnosis as JSON")
-    parser.add_argument(
-        "--bundle",
-        metavar="FILE.zip",
-        help="also write a bundle for bug reports, with private data redacted",
-    )
     parser.add_argument("--demo", metavar="FLEET", help="show a simulated fleet instead")
     parser.add_argument(
         "--distributed",
@@ -44,16 +38,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.distributed:
-        if args.bundle or args.demo:
-            raise UsageError("--distributed cannot be combined with --bundle or --demo")
+        if args.demo:
+            raise UsageError("--distributed cannot be combined with --demo")
         return _run_ranks(args)
     from gpuprobe.api.doctor import diagnose
     from gpuprobe.api.render import render
 
-    diagnosis = diagnose(args.demo, bundle=args.bundle)
+    diagnosis = diagnose(args.demo)
     render(diagnosis, format_of(args), sys.stdout)
-    if args.bundle:
-        stderr.print_line(f"wrote {args.bundle}; review it before you share it")
     if isinstance(diagnosis.driver, Unavailable):
         return exit_codes.ENVIRONMENT
     return exit_codes.OK if diagnosis.healthy else exit_codes.FINDINGS

@@ -69,8 +69,9 @@ def run(args: argparse.Namespace) -> int:
         command = shlex.join([target.target, *target.arguments])
         raise UsageError(
             f"explain runs a script or a module in one process, and {target.target} is a command",
-            hint=f"gpuprobe run --level trace --gpu {args.gpu} -- {command}: its report has the "
-            "causes of each rank, as far as they can be found without further runs",
+            hint=f"gpuprobe explain --gpu {args.gpu} SCRIPT runs a job's script as a job of one "
+            f"process; and gpuprobe run --level trace --gpu {args.gpu} -- {command}: its report "
+            "has the causes of each rank, as far as they can be found without further runs",
         )
     if not target.module:
         program(*target)  # raises an error for a script that does not exist, or is not Python

@@ -244,6 +244,13 @@ def _after(
             simulate = f"gpuprobe run --gpu h100-80gb {shlex.join(words)}"
             stderr.note("torch finds no GPU here; to run the program on a simulated one:")
             stderr.note(f"  {simulate}")
+        if watch.lacks_launcher(result):
+            gpus = [] if args.gpu is None else ["--gpu", args.gpu]
+            words = [*(["-m"] if target.module else []), target.target, *target.arguments]
+            torchrun = ["torchrun", "--nproc-per-node", "gpu"]
+            launch = shlex.join(["gpuprobe", "run", *gpus, "--", *torchrun, *words])
+            stderr.note("its launcher sets that variable; to record all ranks of the job:")
+            stderr.note(f"  {launch}")
         _summarize(where, args.gpu or "")
         if result.uses_cost is not None:
             stderr.note(_cost_of_uses(result.uses_cost))
@@ -347,8 +354,7 @@ def _show_command(args: argparse.Namespace, result: CommandResult, output: Path)
     for path in result.recordings[1:]:
         shown = os.path.relpath(path)
         stderr.note(f"recording of another job: {shown}   (gpuprobe report {shown})")
-    if args.compute == "shapes":
-        _show_assumed(result.assumed)
+    _show_assumed(result.assumed)
 
 
 def _epoch_limit(text: str) -> EpochLimit:

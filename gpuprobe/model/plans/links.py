@@ -4,7 +4,8 @@ The time is ``a0 + a2 * S / (S + s2) + a1 * S / (S + s1) + wire / bandwidth``: a
 NCCL's protocols for small messages add, what filling its pipeline adds, and the bytes on the wire
 (`gpuprobe.model.run.communication.wire_bytes`). The constants were fitted to three published runs
 of nccl-tests on 16, 32 and 64 H100 GPUs, and are checked on six other ones:
-``benchmarks/link_model.py``. Only all-reduce was checked, on NVLink of H100 and NDR InfiniBand.
+``tests/estimate/test_link_times.py``. Only all-reduce was checked, on NVLink of H100 and NDR
+InfiniBand.
 """
 
 from __future__ import annotations

@@ -270,13 +270,42 @@ class BlindSpot:
     consequence: str
 
 
+JOB_OF_ONE: Final = {
+    "RANK": "0",
+    "WORLD_SIZE": "1",
+    "LOCAL_RANK": "0",
+    "LOCAL_WORLD_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "0",
+}
+"""The variables of `torchrun` for a job of one process, with a port that is free."""
+
+
 @record(frozen=True, slots=True)
 class ProgramError:
-    """The exception that ended the recorded program."""
+    """The exception that ended the recorded program. ``place``: the innermost line of the program
+    that it passed through, as ``file:line``; empty if unknown.
+    """
 
     type: str
     message: str
     out_of_memory: bool = False
+    place: str = ""
+
+    @property
+    def text(self) -> str:
+        """The error in one line, with its place."""
+        at = f" (at {self.place})" if self.place else ""
+        return f"{self.type}: {self.message}".partition("\n")[0] + at
+
+    @property
+    def lacks_launcher(self) -> bool:
+        """Whether a variable is missing that launchers set: `torchrun`, for the rendezvous by
+        ``env://`` (torch/distributed/rendezvous.py), or for the program itself.
+        """
+        if self.type == "KeyError":
+            return self.message.strip("'\"") in JOB_OF_ONE
+        return any(f"environment variable {name} expected" in self.message for name in JOB_OF_ONE)
 
 
 @record(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 // Workspaces of convolution plans: a model of cuDNN 9.19 on an H200 (torch 2.11, CUDA 13.0).
 //
 // NVIDIA does not document them. The formulas were found in 350 measured convolutions, forward and
-// backward (the calls `conv` of even number in benchmarks/oracle_sizes.py), and judged on 349 others: 65%
+// backward (the calls `conv` of even number in benchmarks/oracle_sizes.py of commit b31fc386), and judged on 349 others: 65%
 // of their peaks are within 1% and 77% within 5%, where without workspaces it was 42% and 46%. Three
 // rules ("by the whole runs") were found in recorded training runs instead; those do not judge them.
 // On other GPUs and versions nothing was measured. FFTs are not modelled: some large

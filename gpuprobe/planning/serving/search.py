@@ -1,4 +1,4 @@
-"""The search for how far a vLLM deployment goes: each answer is a start of vLLM."""
+"""The search for the GPUs and options with which a vLLM deployment starts, by starting vLLM."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from gpuprobe.model.plans.serving import ServingEstimate, ServingFit, ServingTri
 from gpuprobe.planning.commands import ServingCommand
 
 Start = Callable[[Sequence[str], str], ServingEstimate]
-"""Starts vLLM with words of a command on a machine such as ``2xh100-80gb``."""
+"""Starts vLLM with the words of a command, on a machine such as ``2xh100-80gb``."""
 
 AUTO = ("--max-model-len", "auto")
-"""With it vLLM takes the model's own length, or the longest of which its KV cache holds one."""
+"""The option with which vLLM takes the model's context length or, if its KV cache holds no sequence
+of that length, the longest that it holds."""
 
 
 def search(
@@ -24,10 +25,11 @@ def search(
     output_len: int = 0,
     changes: bool = True,
 ) -> ServingFit:
-    """Start vLLM on the ``machines`` (a number of GPUs and a name), in this order, until it comes
-    up: on one GPU, then with twice as many tensor parallel ranks, unless the command has its own.
-    There, try the ``changes`` that may give room. Sequences have ``input_len + output_len`` tokens,
-    or as many as the model's context if both are 0.
+    """Start vLLM on one of the ``machines`` (a number of GPUs and a name) after the other, until
+    it comes up. On each, begin with one GPU, and double the tensor parallel ranks if that is too
+    small, unless the command sets them. Where it comes up, with ``changes``, try options that may
+    give more room. Sequences have ``input_len + output_len`` tokens, or as many as the model's
+    context if both are 0.
     """
     trials: list[ServingTrial] = []
     length = () if given(words, "--max-model-len") else AUTO

@@ -1,5 +1,5 @@
-"""What the process that reads a snapshot answers (`gpuprobe.recording.snapshot.worker`), as
-traces.
+"""The traces of a snapshot, received from the process that reads it
+(`gpuprobe.recording.snapshot.worker`).
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def read_in_child(stream: IO[bytes], size: int) -> Decoded:
 
 
 def answer_of(child: subprocess.Popen[bytes]) -> Decoded:
-    """What a child has read that `start_reading` started.
+    """The traces that a child of `start_reading` sends.
 
-    Raises SnapshotError for whatever is wrong with the file, also where the child was ended
-    by it; InternalError where the child failed.
+    Raises SnapshotError if the file is invalid, or exceeded the child's limits; InternalError if
+    the child failed otherwise.
     """
     assert child.stdout is not None
     assert child.stderr is not None
@@ -71,7 +71,7 @@ def answer_of(child: subprocess.Popen[bytes]) -> Decoded:
 
 
 def _ended(code: int, talk: str) -> SnapshotError | InternalError:
-    """What to say of a child that ended before it had answered."""
+    """The error if a child ended before its answer was complete."""
     if code < 0 or "MemoryError" in talk:
         return SnapshotError(
             "reading the file crashed or exceeded its limits: torch did not write it",
@@ -112,7 +112,7 @@ def receive(stream: IO[bytes]) -> Decoded | SnapshotError:
 
 
 class _Arrived:
-    """A trace, as far as it has come."""
+    """The part of a trace that has been received."""
 
     def __init__(self) -> None:
         self._events = EventColumns()
@@ -136,7 +136,7 @@ class _Arrived:
             self._ends.extend()
 
     def account(self, plain: dict[str, Any]) -> None:
-        """Make the accounts of the trace, while the rest of it is awaited."""
+        """Compute the accounts of the trace, before its stacks have been received."""
         if self._trace is not None:
             raise ValueError("a second layout")
         settings = plain["settings"]
@@ -153,7 +153,7 @@ class _Arrived:
         prepare(trace)
 
     def whole(self, plain: dict[str, Any]) -> MemoryTrace:
-        """The trace, now that all has come."""
+        """The complete trace."""
         trace = self._trace
         if trace is None:
             raise ValueError("no layout")
@@ -171,8 +171,8 @@ class _Arrived:
         return trace
 
     def _check(self, **limits: int) -> None:
-        """Raises ValueError for a column that is not as long as the others, or has indices of more
-        than there is.
+        """Raises ValueError for a column that is not as long as the others, or has an index of at
+        least its limit.
         """
         rows = len(self._events)
         for name in COLUMNS:

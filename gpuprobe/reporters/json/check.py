@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Generic, TextIO, TypeVar
+from typing import Annotated, Any, Final, Generic, TypeVar
 
 from gpuprobe.analysis.baseline.check import ENVIRONMENT, INCOMPLETE, regression
 from gpuprobe.analysis.baseline.model import CheckResult, MetricResult, Setting
@@ -106,11 +106,6 @@ def check_of(results: Sequence[CheckResult]) -> Check:
 def document(*results: CheckResult) -> dict[str, Any]:
     """The check as plain data."""
     return DOCUMENT.plain(check_of(results))
-
-
-def write(*results: CheckResult, stream: TextIO) -> None:
-    """Write one JSON document, ASCII only."""
-    DOCUMENT.write(check_of(results), stream)
 
 
 def _named(result: CheckResult, text: str) -> str:

@@ -9,7 +9,7 @@ null, to the difference of its two ``allocated``.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import IO, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 from gpuprobe.analysis.compare.diff import BY, Compared, Diff, DiffRow, PeakDiff
 from gpuprobe.model.io.encoder import keys
@@ -111,11 +111,6 @@ DOCUMENT: Final = Document(
     },
     added={"2.1": "compiled", "2.2": "DiffRow.need"},
 )
-
-
-def write(diff: Diff, stream: IO[str], by: tuple[str, ...] = BY) -> None:
-    """Write ``diff`` as one JSON document, ASCII only."""
-    DOCUMENT.write(_with_tables(diff, by), stream)
 
 
 def document(diff: Diff, by: tuple[str, ...] = BY) -> dict[str, Any]:

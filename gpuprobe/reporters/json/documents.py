@@ -10,10 +10,9 @@ limit a text.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import IO, TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gpuprobe.model.io.document import header
-from gpuprobe.model.io.document import write as write_document
 from gpuprobe.model.io.encoder import COMMON, Encoder, InnerObject
 
 if TYPE_CHECKING:
@@ -70,10 +69,6 @@ class Document(Generic[T]):
     def plain(self, value: T) -> dict[str, Any]:
         """The document as what ``json.dumps`` takes."""
         return {**header(self.name, self.version), **self.encoder.plain(value)}
-
-    def write(self, value: T, stream: IO[str]) -> None:
-        """Write one JSON document, ASCII only."""
-        write_document(self.plain(value), stream)
 
     def read(self, plain: Mapping[str, Any], where: str = "") -> T:
         """The value that a document was made from: keys that come from its fields are read by the

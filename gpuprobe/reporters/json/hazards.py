@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import IO, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 from gpuprobe.hazards.findings.results import Hazards, SyncRow
 from gpuprobe.model.findings import Finding
@@ -120,11 +120,6 @@ def _watch(hazards: Hazards) -> Watch:
 def document(hazards: Hazards) -> dict[str, Any]:
     """Everything that was found, as plain data."""
     return DOCUMENT.plain(_watch(hazards))
-
-
-def write(hazards: Hazards, stream: IO[str]) -> None:
-    """Write one JSON document, ASCII only."""
-    DOCUMENT.write(_watch(hazards), stream)
 
 
 def from_document(document: dict[str, Any], where: str) -> Hazards:

@@ -79,4 +79,3 @@ DOCUMENT: Final = Document(
 )
 
 document = DOCUMENT.plain
-write = DOCUMENT.write

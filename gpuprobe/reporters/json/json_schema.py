@@ -201,7 +201,9 @@ class _Types:
 
 
 def _union(arms: Sequence[Schema]) -> Schema:
-    """One of several; of simple types, a list of their names. Numbers are both of two types."""
+    """A value that fits one of ``arms``: a list of types if they are simple, else ``oneOf``, or
+    ``anyOf`` with integers and numbers, as an integer fits both.
+    """
     distinct = [arm for at, arm in enumerate(arms) if arm not in arms[:at]]
     others = [arm for arm in distinct if arm != _NULL]
     if len(distinct) == 1:
@@ -247,7 +249,7 @@ def _result(function: Callable[..., object]) -> Any:
 
 
 def _hint_at(cls: type, path: str) -> Any:
-    """The type of an attribute, or of the last one of a path of attributes."""
+    """The type of an attribute of ``cls``, or of an attribute's attribute (``a.b``)."""
     hint: Any = cls
     for name in path.split("."):
         owner = typing.get_origin(hint) or hint

@@ -68,4 +68,3 @@ DOCUMENT: Final = Document(
 )
 
 document = DOCUMENT.plain
-write = DOCUMENT.write

@@ -331,7 +331,6 @@ DOCUMENT: Final = Document(
 )
 
 to_document = DOCUMENT.plain
-write = DOCUMENT.write
 
 
 EXPLANATION: Final = Document(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from gpuprobe.model.causes import Bound, Certainty, Effect, MemoryCause
+from gpuprobe.model.place import Place
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Unavailable
 from gpuprobe.reporters.sections.parts import Code, Line, Part
@@ -14,9 +15,9 @@ from gpuprobe.reporters.sections.parts import Code, Line, Part
 def cause_parts(cause: MemoryCause) -> Iterator[Part]:
     """The cause as an item of a numbered list."""
     yield Line(cause.sentence, "numbered", code=True)
-    kept_at = "" if cause.kept_at is None else str(cause.kept_at)
-    if kept_at not in cause.sentence and not cause.effect.patch:  # which has the line
-        yield Line(kept_at, label="at", indent=5, code=True)
+    label, place = cause_line(cause)
+    if place and not cause.effect.patch:  # which has the line
+        yield Line(place, label=label, indent=5, code=True)
     if cause.remedy:
         yield Line(cause.remedy, label="fix", indent=5)
     if cause.code and not cause.effect.patch:
@@ -24,6 +25,17 @@ def cause_parts(cause: MemoryCause) -> Iterator[Part]:
     yield Line(effect_text(cause.effect), label="saves", indent=5)
     if cause.effect.patch:
         yield Code(cause.effect.patch, indent=0)  # as git apply accepts it
+
+
+def cause_line(cause: MemoryCause) -> tuple[str, str]:
+    """The line to look at, and its label: the one that stores what holds the memory, or else the
+    one that allocates it. Empty if the sentence has it, or if it is unknown.
+    """
+    label, place = ("at", cause.kept_at) if cause.kept_at else ("allocated at", cause.made_at)
+    if not isinstance(place, Place) or not place.file:
+        return "", ""
+    line = f"{place.file}:{place.line}"
+    return ("", "") if line in cause.sentence else (label, line)
 
 
 _BOUNDS: Final = {

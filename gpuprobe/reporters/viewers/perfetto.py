@@ -27,7 +27,8 @@ from typing import IO, NamedTuple
 from gpuprobe.analysis.trace.categories import categories
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.analysis.trace.timeline import thin, timeline
-from gpuprobe.model.memory import Category, TraceAction
+from gpuprobe.model.actions import OOM
+from gpuprobe.model.memory import Category
 from gpuprobe.model.run.communication import CollectiveRecord
 from gpuprobe.model.run.launches import StepLaunches, rows_of
 from gpuprobe.model.run.session import Step
@@ -286,10 +287,9 @@ def _device(
             yield {"ph": "C", "pid": pid, "ts": when, "name": "bytes reserved", "args": args}
     yield from _phases(trace, pid, clock)
     yield from _slices(trace, ledger, pid, part, clock, large)
-    oom = TraceAction.OOM.code
     sizes, free = trace.events.size, trace.events.column("device_free")
     for i, action in enumerate(trace.events.action):
-        if action == oom:
+        if action == OOM:
             yield {
                 "ph": "i", "s": "p", "pid": pid, "tid": 1, "ts": clock[i],
                 "name": "out of memory",

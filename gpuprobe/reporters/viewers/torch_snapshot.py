@@ -12,11 +12,11 @@ from collections.abc import Iterable, Sequence
 from typing import IO
 
 from gpuprobe.errors import DataError, UsageError
+from gpuprobe.model.actions import OOM
 from gpuprobe.model.memory import Block, Segment, TraceAction
 from gpuprobe.model.text import shortened
 from gpuprobe.model.trace import AllocatorSettings, MemoryTrace, StackTable, phase_tag
 
-_OOM = TraceAction.OOM.code
 _DIGITS = 4  # of a device's index: more GPUs than any machine has
 
 
@@ -111,7 +111,7 @@ def _events(trace: MemoryTrace, frames: _FrameLists) -> Iterable[dict[str, objec
             text = strings[phase]
             tag = phase_tag(text, strings[module]) if module else text
             tags[phase, module] = tag
-        where = {"device_free": free} if action == _OOM else {"addr": address}
+        where = {"device_free": free} if action == OOM else {"addr": address}
         yield {
             "action": names[action],
             **where,

@@ -114,10 +114,10 @@ class Enough(BaseException):
 
 @contextmanager
 def limit(
-    steps: int, end: Callable[[], BaseException | None] = Enough
+    steps: Callable[[], int], end: Callable[[], BaseException | None] = Enough
 ) -> Iterator[Callable[[], int]]:
-    """Raise ``end()`` once every optimizer has made ``steps``, or one of them one more; as long as
-    it returns None, the program continues, and it is called after each further step.
+    """Raise ``end()`` once every optimizer has made ``steps()``, or one of them one more; as long
+    as it returns None, the program continues, and it is called after each further step.
     """
     most, remove = _count(steps, end)
     try:
@@ -132,11 +132,11 @@ _GRADIENTS_FOR_A_STEP: Final = 4
 
 @contextmanager
 def limit_without_optimizer(
-    steps: int, end: Callable[[], BaseException | None]
+    steps: Callable[[], int], end: Callable[[], BaseException | None]
 ) -> Iterator[Callable[[], int]]:
-    """Raise ``end()`` as a backward pass begins after ``steps`` others, if the program has made no
-    optimizer: it changes its parameters itself, as with ``p.data.add_(p.grad, alpha=-lr)``. As long
-    as it returns None, the program continues. The function that is entered returns the passes.
+    """Raise ``end()`` as a backward pass begins after ``steps()`` others, if the program has made
+    no optimizer: it changes its parameters itself, as with ``p.data.add_(p.grad, alpha=-lr)``. As
+    long as it returns None, the program continues. The function that is entered returns the passes.
     """
     from torch import autograd
 
@@ -149,7 +149,7 @@ def limit_without_optimizer(
         nonlocal passes, gradients, optimizes
         optimizes = optimizes or made_optimizer()
         if getpid() == process and not optimizes:
-            enough = passes >= steps or gradients >= _GRADIENTS_FOR_A_STEP * steps
+            enough = passes >= steps() or gradients >= _GRADIENTS_FOR_A_STEP * steps()
             if enough:
                 _raise_end(end)
             passes += bool(named.get("accumulate_grad"))
@@ -182,11 +182,11 @@ def exit_after(steps: int, on_end: Callable[[], object]) -> None:
         on_end()
         return SystemExit(0)
 
-    _count(steps, end)
+    _count(lambda: steps, end)
 
 
 def _count(
-    steps: int, end: Callable[[], BaseException | None]
+    steps: Callable[[], int], end: Callable[[], BaseException | None]
 ) -> tuple[Callable[[], int], Callable[[], None]]:
     """`limit`, in this process. Returns a function for the largest number of steps of an optimizer,
     and one that stops counting.
@@ -203,7 +203,7 @@ def _count(
             return
         counts[optimizer] = counts.get(optimizer, 0) + 1
         most = max(most, counts[optimizer])
-        if min(counts.values()) >= steps or max(counts.values()) > steps:
+        if min(counts.values()) >= steps() or max(counts.values()) > steps():
             _raise_end(end)
 
     return lambda: most, register_optimizer_step_post_hook(stepped).remove
@@ -236,5 +236,5 @@ class Limited:
         self.argv = program.argv
 
     def run(self) -> None:
-        with limit(self._steps), suppress(Enough):
+        with limit(lambda: self._steps), suppress(Enough):
             self._program.run()

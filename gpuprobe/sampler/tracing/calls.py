@@ -24,7 +24,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from gpuprobe.clocks import time_ns
-from gpuprobe.model.memory import Category, TraceAction
+from gpuprobe.model.actions import ALLOC
+from gpuprobe.model.memory import Category
 from gpuprobe.model.trace import EventColumns, Frame, MemoryTrace
 from gpuprobe.sampler.tracing.tensors import named_modules, passed_tensors, plain_tensors
 from gpuprobe.user_frames import program_stack
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
-_ALLOC = TraceAction.ALLOC.code
 _INPUT = Category.INPUT.code
 _STATE = Category.KV_CACHE.code
 # Kinds of marks, in addition to `_INPUT`; the later ones of this order have priority.
@@ -175,7 +175,7 @@ class ModuleCalls:
         }
         made: dict[int, list[int]] = {address: [] for _, address, _ in marks}
         for row, (action, address) in enumerate(zip(events.action, events.address, strict=True)):
-            if action == _ALLOC and address in made:
+            if action == ALLOC and address in made:
                 made[address].append(row)
         before = {address: row for row, address in enumerate(trace.baseline.address)}
         for at, address, kind in sorted(marks, key=lambda mark: mark[2]):
@@ -198,7 +198,7 @@ def _name_kept(events: EventColumns) -> None:
     """Set the category *kv_cache* for tensors made by modules on lines where most are kept: the
     last one of a sequence was made like those before it, but no call followed that got it.
     """
-    made = [row for row, action in enumerate(events.action) if action == _ALLOC]
+    made = [row for row, action in enumerate(events.action) if action == ALLOC]
     all_ = Counter(events.stack[row] for row in made)
     kept = Counter(events.stack[row] for row in made if events.category[row] == _STATE)
     for row in made:

@@ -22,7 +22,8 @@ from torch._ops import OpOverload
 
 from gpuprobe.analysis.trace.categories import BUCKET, UNSHARDED, data_parallel_mark
 from gpuprobe.clocks import time_ns
-from gpuprobe.model.memory import AllocatorCounts, Category, TraceAction
+from gpuprobe.model.actions import ALLOC, FREE_COMPLETED
+from gpuprobe.model.memory import AllocatorCounts, Category
 from gpuprobe.model.run.session import BlindSpot
 from gpuprobe.model.trace import EventColumns, Frame, LiveColumns, MemoryTrace, StackTable
 from gpuprobe.model.values import Bytes, Unavailable
@@ -50,8 +51,6 @@ BLIND_SPOTS = (
 # repeated in every window would be most of a recording.
 _NO_CACHE = Unavailable("not collected")
 _NO_RESERVED = AllocatorCounts().reserved
-_ALLOC = TraceAction.ALLOC.code
-_FREE = TraceAction.FREE_COMPLETED.code
 _BACKWARD_FILE = "<autograd>"
 # The autograd node with which FSDP2 (torch 2.6 to 2.13) reduces and scatters gradients.
 _FSDP_REDUCES = "RegisterPostBackwardFunctionBackward"
@@ -225,7 +224,7 @@ class CpuTrace:
         copy = _TableCopy(self._stacks, trace.stacks)
         rows = LiveColumns()
         for storage in baseline:
-            copy.row(rows, _ALLOC, storage, 0, storage.path)
+            copy.row(rows, ALLOC, storage, 0, storage.path)
         trace.baseline = rows
         for action, storage, time_us, path in events:
             copy.row(trace.events, action, storage, time_us, path)
@@ -235,7 +234,7 @@ class CpuTrace:
         """Set the category *kv_cache* for tensors made by modules on lines where most are kept: the
         last one of a sequence was made like those before it, but no call followed that got it.
         """
-        made = [storage for action, storage, _, _ in events if action == _ALLOC]
+        made = [storage for action, storage, _, _ in events if action == ALLOC]
         self._made.update(storage.stack for storage in made)
         open_ = Counter(
             storage.stack
@@ -393,7 +392,7 @@ class CpuTrace:
         self._allocated += nbytes
         if self._allocated > self._peak:
             self._peak = self._allocated
-        self._events.append((_ALLOC, entry, time_ns() // 1000, path))
+        self._events.append((ALLOC, entry, time_ns() // 1000, path))
 
     def _take_freed(self) -> None:
         """Account for freed storages: before anything new is recorded, and before each change of
@@ -410,7 +409,7 @@ class CpuTrace:
         del self._live[entry.key]
         self._allocated -= entry.nbytes
         entry.freed_in = path = self._path()
-        self._events.append((_FREE, entry, time_ns() // 1000, path))
+        self._events.append((FREE_COMPLETED, entry, time_ns() // 1000, path))
 
     def _resized_elsewhere(self) -> None:
         """Find storages that were resized without an operator (``untyped_storage().resize_``)."""

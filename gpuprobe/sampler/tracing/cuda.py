@@ -26,7 +26,8 @@ import torch
 from gpuprobe.allocator.settings import with_memory_fraction
 from gpuprobe.analysis.trace.categories import BACKWARD, Marks
 from gpuprobe.catalogue.gpu_model import chosen_workspace, cublas_workspace
-from gpuprobe.model.memory import Block, BlockState, Category, Segment, TraceAction
+from gpuprobe.model.actions import ALLOC, FREE_COMPLETED, FREE_REQUESTED
+from gpuprobe.model.memory import Block, BlockState, Category, Segment
 from gpuprobe.model.run.session import BlindSpot
 from gpuprobe.model.trace import AllocatorSettings, EventColumns, Frame, MemoryTrace, StackTable
 from gpuprobe.sampler.hooks.discover import live_tensors
@@ -245,13 +246,12 @@ def _origins_of_live(trace: MemoryTrace) -> Iterator[tuple[Place, tuple[StackTab
 
 def _last_owners(trace: MemoryTrace) -> dict[int, tuple[EventColumns, int]]:
     """The row that allocated the last block at each address: columns and index."""
-    alloc = TraceAction.ALLOC.code
     last: dict[int, tuple[EventColumns, int]] = {
         address: (trace.baseline, i) for i, address in enumerate(trace.baseline.address)
     }
     events = trace.events
     for i, (action, address) in enumerate(zip(events.action, events.address, strict=True)):
-        if action == alloc:
+        if action == ALLOC:
             last[address] = (events, i)
     return last
 
@@ -315,8 +315,7 @@ def _categorise(
                 rows.module[i] = trace.stacks.string(item.module)
 
 
-_ALLOC = TraceAction.ALLOC.code
-_FREED = (TraceAction.FREE_REQUESTED.code, TraceAction.FREE_COMPLETED.code)
+_FREED = (FREE_REQUESTED, FREE_COMPLETED)
 _WORKSPACE = Category.WORKSPACE.code
 _WORKSPACE_FRAME = Frame("??", 0, "at::cuda::CUDABlasWorkspace")
 
@@ -375,7 +374,7 @@ def _kept_rows(events: EventColumns, size: int) -> Iterator[int]:
     for row, (action, nbytes) in enumerate(zip(events.action, events.size, strict=True)):
         if nbytes != size:
             continue
-        if action == _ALLOC:
+        if action == ALLOC:
             live[events.address[row]] = row
         elif action in _FREED:
             live.pop(events.address[row], None)

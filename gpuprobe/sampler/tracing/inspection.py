@@ -14,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from gpuprobe.model.actions import ALLOC, FREE_COMPLETED, FREE_REQUESTED
 from gpuprobe.model.io.codec import to_plain
-from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.run.holders import Holder, HolderRoot
 from gpuprobe.model.trace import MemoryTrace
 
@@ -80,12 +80,12 @@ class Inspection:
         """By address, the position of the requested block that is there. Of blocks that one
         operator made with one size, those in the same order are the same.
         """
-        freed = {TraceAction.FREE_REQUESTED.code, TraceAction.FREE_COMPLETED.code}
+        freed = {FREE_REQUESTED, FREE_COMPLETED}
         alive: dict[int, tuple[int, int]] = {}
         for columns in (trace.baseline, trace.events):
             rows = zip(columns.action, columns.address, columns.made, columns.size, strict=True)
             for action, address, made, size in rows:
-                if action == TraceAction.ALLOC.code:
+                if action == ALLOC:
                     alive[address] = made, size
                 elif action in freed:
                     alive.pop(address, None)

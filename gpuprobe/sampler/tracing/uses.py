@@ -28,7 +28,8 @@ import torch
 from torch._ops import OpOverload
 
 from gpuprobe.clocks import perf_counter_ns, time_ns
-from gpuprobe.model.memory import Category, TraceAction
+from gpuprobe.model.actions import ALLOC, FREE_COMPLETED, FREE_REQUESTED
+from gpuprobe.model.memory import Category
 from gpuprobe.model.needs import UsesCost
 from gpuprobe.model.run.session import LaterUses
 from gpuprobe.model.trace import (
@@ -90,9 +91,8 @@ _COPIES: Final = frozenset(
 )
 """Operators that make tensors of what is there: from nothing, and of others' elements."""
 
-_ALLOC = TraceAction.ALLOC.code
 _WORKSPACE = Category.WORKSPACE.code
-_FREES = (TraceAction.FREE_REQUESTED.code, TraceAction.FREE_COMPLETED.code)
+_FREES = (FREE_REQUESTED, FREE_COMPLETED)
 _NEVER: Final = 1 << 62
 _new_note: Final = tuple.__new__  # a NamedTuple's own is a function in Python
 _grad_enabled: Final = torch.is_grad_enabled
@@ -784,7 +784,7 @@ class _Blocks:
         rows = self._rows
         columns = zip(events.action, events.address, events.operator, strict=True)
         for row, (action, address, operator) in enumerate(columns):
-            if action == _ALLOC:
+            if action == ALLOC:
                 known = rows.get(address)
                 if known is None:
                     rows[address] = [operator], [_NEVER], [row]

@@ -503,7 +503,10 @@ class _Search:
         errors: list[tuple[BaseException | None, str]] = [(self._error, "")]
         handled: Any
         for handled in sys._current_exceptions().values():
-            errors.append((handled[1] if type(handled) is tuple else handled, ""))
+            error = handled[1] if type(handled) is tuple else handled
+            if error is not None and _passes_on(error):
+                error = error.__context__
+            errors.append((error, ""))
         errors += [(vars(sys).get(name), f"sys.{name}") for name in ("last_exc", "last_value")]
         known: set[int] = set()
         while errors:
@@ -847,6 +850,14 @@ def _vars_of_thread(local: Any) -> dict[str, Any]:
     read: Any = LOCAL_DATA.__getattribute__
     found: dict[str, Any] = read(local, "__dict__")
     return found
+
+
+def _passes_on(error: BaseException) -> bool:
+    """Whether an exception is that of the operator at which this search was requested: a function
+    of gpuprobe has it, and will raise it again.
+    """
+    trace = error.__traceback__
+    return trace is not None and trace.tb_frame.f_code.co_filename.startswith(PACKAGE)
 
 
 def _caller() -> FrameType:

@@ -9,14 +9,13 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpuprobe.api.monitor import errors_of
 from gpuprobe.model.io.document import header
 from gpuprobe.model.machine.devices import Inventory
 from gpuprobe.model.machine.monitor import HostLoad, Moment
 from gpuprobe.model.machine.selection import Selection
 from gpuprobe.model.text import human_bytes, visible
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
-from gpuprobe.reporters.text.info import headline, missing
+from gpuprobe.reporters.text.info import device_names, error_lines, headline, missing
 from gpuprobe.tui.monitor.device_panes import PLOTS, Panel, device_detail, device_table, no_gpu
 from gpuprobe.tui.monitor.devices import DeviceRow, device_rows
 from gpuprobe.tui.monitor.history import DeviceHistory, ProcessHistory
@@ -34,6 +33,12 @@ from gpuprobe.tui.widgets.styled_text import Line, bar, fit, joined, level, line
 if TYPE_CHECKING:
     from gpuprobe.model.machine.process import ProcessDetails
     from gpuprobe.model.run.totals import Run
+
+
+def _errors_of(inventory: Inventory) -> list[str]:
+    """The values that could not be read, in a sentence per device, status and reason."""
+    lines = error_lines(inventory, device_names(inventory))
+    return [line.strip().removeprefix("! ") for line in lines]
 
 
 class PaneHeights(NamedTuple):
@@ -58,10 +63,10 @@ _PROCESSES_STEP = 5  # so that the panes do not move with every new or ended pro
 def divide(
     height: int, devices: int, *, noted: bool, detail: bool = True, processes: int | None = None
 ) -> PaneHeights:
-    """Divide ``height`` lines, from 60×16 to 300×100 terminals. ``noted``: there is a note to show.
-    If the table of GPUs gets ``2 * devices + 2`` lines, each GPU's second line shows the parts of
-    its memory, and the last line is the legend. ``processes``: their number; the lines that they
-    leave unused go to the plots.
+    """Divide the ``height`` lines of a terminal among the panes. ``noted``: there is a note to
+    show. ``processes``: their number; lines that they do not need go to the plots. With
+    ``2 * devices + 2`` lines, the table of GPUs has a second line for each, with the parts of its
+    memory, and a legend.
     """
     footer = min(1, max(0, height - 1))
     title = min(1, height)
@@ -350,7 +355,7 @@ class TopModel:
         if self.moment is None:
             return [self.failure] if self.failure else []
         inventory = self.moment.inventory
-        notes = [self.failure] if self.failure else errors_of(inventory)
+        notes = [self.failure] if self.failure else _errors_of(inventory)
         for one in inventory.disagreements:
             if not one.expected:
                 notes.append(visible(one.message))

@@ -1,4 +1,4 @@
-"""The processes drawn: their table, and the page of one. Independent of Textual."""
+"""Draws processes: the table of all, and the page of one. Independent of Textual."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ _COMMAND = 16  # least columns of the command
 
 @record(frozen=True, slots=True)
 class ProcessColumns:
-    """The layout of the table: (column, first, width). The command has the rest of the line."""
+    """The columns that are drawn: of each its name, where it begins in the line, and its width. The
+    command has the rest of the line."""
 
     shown: tuple[tuple[TableColumn, int, int], ...]
     command: int

@@ -84,10 +84,10 @@ class ProcessScreen(DashboardScreen):
             missing = Unavailable(reason, ReadStatus.NOT_COLLECTED)
             self._details = ProcessDetails(row.pid, missing, missing, missing)
         else:
-            from gpuprobe.api.monitor import process_details
+            from gpuprobe.probes.secrets import details_without_secrets
 
             # Once, in the thread that reads: too expensive to repeat for every process.
-            read = partial(process_details, row.pid, row.ticks)
+            read = partial(details_without_secrets, row.pid, row.ticks)
             self.top.reader.run_job(read, self._show_details)
         super().on_mount()
 

@@ -184,7 +184,8 @@ def _title(report: Report, *, full: bool) -> Section:
         message = error.message
         if error.out_of_memory and not full:
             message = message.partition(_ADVICE_OF_TORCH)[0]
-        parts.append(Line(f"{message}{where}", "item", error.type))
+        at = f", at {error.place}" if error.place else ""
+        parts.append(Line(f"{message}{at}{where}", "item", error.type))
     missing = recording.missing if full else recording.missing[:_FEW_MISSING]
     parts += [Line(text, "item", "not recorded") for text in missing]
     level = None if error is None else Level.ERROR

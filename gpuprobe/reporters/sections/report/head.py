@@ -13,7 +13,7 @@ from gpuprobe.model.needs import Need
 from gpuprobe.model.report import AT_STEP_END, CategoryTable, Head, OutOfMemory, Report, ShareTable
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Unavailable
-from gpuprobe.reporters.sections.causes import effect_text
+from gpuprobe.reporters.sections.causes import cause_line, effect_text
 from gpuprobe.reporters.sections.parts import Facts, Section, capitalized, named, peak_text, plural
 from gpuprobe.reporters.sections.report.failures import (
     estimate_command,
@@ -54,7 +54,9 @@ def head_of(report: Report) -> Head:
     if cause is not None:
         code = "" if cause.code in cause.remedy else f": {cause.code}"
         fix = cause.remedy + code
-        return Head(_verdict(report), cause.sentence, fix, effect_text(cause.effect), _more(report))
+        label, place = cause_line(cause)
+        text = f"{cause.sentence} ({label} {place})" if place else cause.sentence
+        return Head(_verdict(report), text, fix, effect_text(cause.effect), _more(report))
     text, fix, saves = _without_cause(report)
     return Head(_verdict(report), text, fix, saves, _more(report))
 
