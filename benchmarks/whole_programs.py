@@ -214,10 +214,18 @@ _CHANCE = re.compile(
 """In what is printed: addresses, times, reference counts of errors that cannot be printed, where
 the collector closes files, and which of the objects that Triton leaks at the end nanobind names
 (by address; it counts all)."""
+_TIMES = re.compile(rb"(?m)^\[[IWE]\d{4} [\d:.]+ ")
+"""In any file, which has number 2 where stderr was closed: when torch's C++ code wrote a line."""
 _OF_TORCH = re.compile(
     rb'(?m)^((?:  \| )*)  File "[^"\n]*/site-packages/torch/[^\n]*\n(?:\1    [^\n]*\n)*'
 )
 """Frames of torch: it calls modules that have hooks, also those of all modules, in another way."""
+_FINALIZERS = re.compile(
+    rb"(?m)^Exception ignored in: <finalize object at [^\n]*\nTraceback [^\n]*\n"
+    rb"(?:  File \"[^\"\n]*/(?:weakref|torch/library)\.py\"[^\n]*\n(?:    [^\n]*\n)*)*"
+    rb"TypeError: 'NoneType' object is not callable\n"
+)
+"""Of torch's own libraries, in the teardown of a program that has cleared what runs at the exit."""
 _STACKS = re.compile(
     rb"(Fatal Python error: [^\n]*\n)(?:\n|(?:Current t|T)hread 0x[^\n]*\n|  File [^\n]*\n"
     rb"|  <no Python frame>\n|  \.\.\.\n|Extension modules: [^\n]*\n?)*"
@@ -225,6 +233,15 @@ _STACKS = re.compile(
 """After an error that a fault handler reports: all threads, with the frames below the program."""
 _BY_CHANCE = re.compile(r"(?<=^pymp-)\w+$")
 """In names of `multiprocessing`'s temporary folders, the part that chance makes."""
+_DEPTHS = frozenset(
+    f"{name}@forward"
+    for name in (
+        "counts_how_deep_it_may_recurse",
+        "may_recurse_deeper",
+        "recurses_by_calls_of_its_own",
+    )
+)
+"""What observes how deep a forward pass may recurse, which is documented for level ``trace``."""
 _DOCUMENTED_CODES = ((1, 5), (-2, 130), (-2, 120))
 """Of programs that raise: bare, and under gpuprobe. 120: an interrupt that cannot be printed."""
 
@@ -379,7 +396,7 @@ def _content(output: Path | int | None) -> bytes:
 
 def _others(text: bytes) -> bytes:
     """What was printed on stderr, without gpuprobe's lines, chance, and torch's own frames."""
-    text = _STACKS.sub(rb"\1", text)
+    text = _FINALIZERS.sub(b"", _STACKS.sub(rb"\1", text))
     return _OF_TORCH.sub(b"", _CHANCE.sub(b"", _DOCUMENTED.sub(b"", text)))
 
 
@@ -388,7 +405,7 @@ def _files(folder: Path) -> Iterator[tuple[str, tuple[str, str, bytes]]]:
     for path in sorted(folder.rglob("*")):
         mode = path.lstat().st_mode
         regular = stat.S_ISREG(mode)
-        content = _STACKS.sub(rb"\1", path.read_bytes()) if regular else b""
+        content = _TIMES.sub(b"", _STACKS.sub(rb"\1", path.read_bytes())) if regular else b""
         if path.name.startswith("stderr"):
             content = _others(content)
         if path.name.startswith("stacks"):  # it has number 2 where stderr was closed
@@ -497,6 +514,8 @@ def main() -> int:
             if given.minutes is not None and time.monotonic() - began > 60 * given.minutes:
                 break
             names = watchers if each else [watchers[plan.seed % len(watchers)]]
+            if not _DEPTHS.isdisjoint(plan.words):
+                names = [name for name in names if "trace" not in name]
             ran.update(names)
             for name, text in changes(runs, plan, names).items():
                 counts[name] += 1

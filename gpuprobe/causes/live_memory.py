@@ -88,6 +88,7 @@ class LiveMemory:
         self.tensors = lives.tensors(event)
         self._lines = Lines(self.ledger.trace.stacks)
         self._columns: dict[str, list[int]] = {}
+        self._categories: dict[int, int] = {}
 
     @property
     def rows(self) -> Iterable[int]:
@@ -180,12 +181,12 @@ class LiveMemory:
         last = self.made_by.get(self.lives.last[row])
         return {*self.products.get(row, ()), *([] if last is None else [last])} - {row}
 
-    @cached_property
-    def _categories(self) -> list[int]:
-        return list(categories(self.ledger, range(len(self.ledger))))
-
     def category(self, row: int) -> Category:
-        return Category.from_code(self._categories[row])
+        code = self._categories.get(row)
+        if code is None:  # of a million rows, few are read
+            (code,) = categories(self.ledger, (row,))
+            self._categories[row] = code
+        return Category.from_code(code)
 
     def place(self, row: int) -> Place | NoPlace:
         """The line that made a row."""

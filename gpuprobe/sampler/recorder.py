@@ -326,6 +326,10 @@ class Recorder:
         """Write pending records, remove all hooks and close. Never raises; safe to call twice."""
         if getpid() != self._pid or self._finished:
             return
+        with gc_paused():  # the interpreter's end collects anyway
+            self._finish(error)
+
+    def _finish(self, error: BaseException | None) -> None:
         self.stop(error)
         self._finished = True
         error, line = self._error, self._timeline
@@ -547,9 +551,19 @@ class Recorder:
         self._timeline.enter("forward")
         self._timeline.leave(sticky=True)
 
-    @_guarded
     def module_begins(self, module: Module) -> None:
         """The forward of any module begins; called while allocations are traced."""
+        cuda = self._traces.cuda
+        if (
+            cuda is None
+            or not self._active
+            or threading.get_ident() != self._thread
+            or not cuda.modules.enter_inner(module)
+        ):
+            self._module_begins(module)
+
+    @_guarded
+    def _module_begins(self, module: Module) -> None:
         if self._traces.modules is None:
             return
         if self._traces.launches is not None and self._traces.launches.outside_modules:
@@ -557,9 +571,16 @@ class Recorder:
             self._traces.launches.call_begins(decodes, self._inference.mixed)
         self._traces.modules.enter_module(module)
 
-    @_guarded
     def module_ends(self, module: Module) -> None:
         """The forward of any module ends."""
+        cuda = self._traces.cuda
+        if cuda is not None and self._active and threading.get_ident() == self._thread:
+            cuda.modules.leave_module()
+        else:
+            self._module_ends()
+
+    @_guarded
+    def _module_ends(self) -> None:
         if self._traces.modules is not None:
             self._traces.modules.leave_module()
 

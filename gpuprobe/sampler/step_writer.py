@@ -187,7 +187,13 @@ def _signals_blocked() -> Iterator[None]:
 
 def _follow_process(background: Background) -> None:
     """End the thread before a fork and at the interpreter's end; start again in a child."""
-    ref = weakref.ref(background)
+
+    # No `weakref.finalize`: without its own function at the exit, if the program has cleared those,
+    # it fails in the interpreter's teardown.
+    def gone(_: object, unregister: Callable[..., object] = atexit.unregister) -> None:
+        unregister(end)
+
+    ref = weakref.ref(background, gone)
 
     def end() -> None:
         living = ref()
@@ -202,8 +208,6 @@ def _follow_process(background: Background) -> None:
     if hasattr(os, "register_at_fork"):  # not on Windows
         os.register_at_fork(before=end, after_in_child=reset)
     atexit.register(end)
-    # Not at exit itself: the tasks still have to run there.
-    weakref.finalize(background, atexit.unregister, end).atexit = False
 
 
 WRITE_TIMEOUT = 30.0
@@ -226,12 +230,13 @@ class StepWriter:
         on_fault: Callable[[Exception], None],
     ) -> None:
         """``failures``: what a full disk means for what is written to ``sink``."""
-        from gpuprobe.sampler.tracing.tensors import TensorSums
+        from gpuprobe.sampler.tracing.tensors import RepeatedWalk, TensorSums
 
         self._sink = sink
         self._failures = failures
         self._traces = traces
         self._tensor_sums = TensorSums()
+        self._walk = RepeatedWalk().take
         self._background = Background(on_fault)
         self._device_use: DeviceUse | None = None
         self._gpu_clock: GpuClock | None = None
@@ -280,7 +285,8 @@ class StepWriter:
         if self._traces.on or out_of_memory:
             from gpuprobe.sampler.tracing.tensors import walk
 
-            known = walk(models, optimizers)
+            # On the CPU the keys count, too.
+            known = (walk if self._traces.cpu is not None else self._walk)(models, optimizers)
             tensors = self._tensor_sums.of_walk(known, allocated)
             traces += self._traces.collect(index, spans, known, out_of_memory=out_of_memory)
         else:

@@ -21,14 +21,25 @@ OVERWRITES: Final = frozenset(
 )
 """Operators that replace all values of their first argument: nothing uses those before."""
 
+HIDDEN_VIEWS: Final = frozenset(("_unsafe_view", "_reshape_alias"))
+"""Operators whose schema does not show that they return memory of their argument."""
+
 
 def runs_kernel(op: OpOverload) -> bool:
     """Whether an operator runs a kernel on the values of its arguments: no view, and none that only
     makes or describes memory.
     """
+    return op._schema.name.rpartition("::")[2] not in _NO_KERNEL and not _shows_view(op)
+
+
+def makes_view(op: OpOverload) -> bool:
+    """Whether an operator only makes other tensors of memory that its arguments have."""
+    return _shows_view(op) or op._schema.name.rpartition("::")[2] in HIDDEN_VIEWS
+
+
+def _shows_view(op: OpOverload) -> bool:
     alias = [item.alias_info for item in op._schema.returns]
-    view = any(item is not None and not item.is_write for item in alias)
-    return op._schema.name.rpartition("::")[2] not in _NO_KERNEL and not view
+    return any(item is not None and not item.is_write for item in alias)
 
 
 def takes_shape(name: str) -> bool:

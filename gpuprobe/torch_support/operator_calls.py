@@ -25,6 +25,7 @@ from functools import cache, partial, wraps
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+import torch._subclasses.schema_check_mode  # by the next one's first call: a file may not open then
 from torch.utils._python_dispatch import _disable_current_modes
 
 from gpuprobe.errors import EnvironmentUnavailable
@@ -222,8 +223,9 @@ def _register() -> None:
         if name not in _implemented:
             _implement(name)
     if not _kept:
-        others = torch.library.Library("_", "IMPL")
-        others.fallback(_operator, dispatch_key=_NAME)
+        # Not torch.library.Library: its finalizer may fail when the interpreter ends.
+        others = torch._C._dispatch_library("IMPL", "_", "", __file__, 0)
+        others.fallback(_NAME, _operator, False)
         _kept.append(others)
 
 

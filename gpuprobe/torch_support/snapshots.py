@@ -147,15 +147,16 @@ class StackInterner:
         if outer > 1:
             frames = frames[: MOST_DEPTH - 1]
         known = self._frames
-        ids = [known.get(id(frame), -1) for frame in frames]
-        if -1 in ids:
-            for at, frame in enumerate(frames):
+        try:
+            ids = tuple(map(known.__getitem__, map(id, frames)))
+        except KeyError:
+            for frame in frames:
                 if id(frame) not in known:
                     known[id(frame)] = self._irregular.index(self._table, frame)
-                ids[at] = known[id(frame)]
+            ids = tuple(map(known.__getitem__, map(id, frames)))
         if outer > 1:
-            ids.append(self._table.frame(left_out(outer)))
-        return self._table.stack(tuple(ids))
+            ids = *ids, self._table.frame(left_out(outer))
+        return self._table.stack(ids)
 
 
 class PartSink:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from functools import partial
 
 import pytest
@@ -229,3 +230,12 @@ def test_a_signal_handler_may_end_the_recording_in_the_middle_of_our_code() -> N
         work.submit(partial(done.append, 2))
     assert work.drain(60)
     assert done == [1, 2]
+
+
+def test_nothing_of_it_is_left_to_finalizers() -> None:
+    before = set(weakref.finalize._registry)  # type: ignore[attr-defined]
+    background = Background(lambda error: None)
+    assert set(weakref.finalize._registry) <= before  # type: ignore[attr-defined]
+    ended = weakref.ref(background)
+    del background
+    assert ended() is None

@@ -8,7 +8,7 @@ import torch
 from gpuprobe.model.memory import Category, TraceAction
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.sampler.tracing.calls import ModuleCalls
-from gpuprobe.sampler.tracing.cuda import CudaTrace, _categorise, layout_now
+from gpuprobe.sampler.tracing.cuda import CudaTrace, _categorise, _last_owners, layout_now
 from gpuprobe.sampler.tracing.tensors import Known
 
 ALLOC, FREE = TraceAction.ALLOC.code, TraceAction.FREE_COMPLETED.code
@@ -30,7 +30,7 @@ def test_the_last_owner_of_an_address_is_named() -> None:
         ("cuda:0", 0x2000): Known("cuda:0", 0x2000, 512, Category.PARAMETER, "Net.b"),
         ("cuda:1", 0x2000): Known("cuda:1", 0x2000, 512, Category.BUFFER),
     }
-    _categorise(trace, known)
+    _categorise(trace, _last_owners(trace), known)
     names = [Category.from_code(code) for code in trace.events.category]
     unknown = Category.UNKNOWN
     assert names == [unknown, unknown, Category.PARAMETER, unknown, Category.GRADIENT]
@@ -39,8 +39,8 @@ def test_the_last_owner_of_an_address_is_named() -> None:
 
 
 def test_modules_are_laid_over_the_events_of_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter(range(10, 100, 10))
-    monkeypatch.setattr("gpuprobe.sampler.tracing.calls.now_us", lambda: next(clock))
+    clock = iter(range(10_000, 100_000, 10_000))  # nanoseconds
+    monkeypatch.setattr("gpuprobe.sampler.tracing.calls.time_ns", lambda: next(clock))
     model = torch.nn.Sequential(torch.nn.Linear(1, 1))
     taken = ModuleCalls()
     taken.name_modules([model])

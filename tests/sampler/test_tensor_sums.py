@@ -20,6 +20,7 @@ from gpuprobe.model.values import Unavailable
 from gpuprobe.sampler.tracing.tensors import (
     FIRST_STEPS,
     INTERVAL,
+    RepeatedWalk,
     TensorSums,
     category_sums,
     known_tensors,
@@ -182,3 +183,25 @@ def test_parameters_that_are_not_made_yet_and_gradients_inside_torch_func() -> N
         return x.sum()
 
     torch.func.grad(inside)(torch.ones(3))
+
+
+def test_a_repeated_walk_finds_what_a_walk_does() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+    optimizer = torch.optim.Adam(model.parameters())
+    repeated = RepeatedWalk()
+
+    def same() -> bool:
+        found = repeated.take([model], [optimizer])
+        return set(found.values()) == set(walk([model], [optimizer]).values())
+
+    for _ in range(3):
+        assert same()
+        model(torch.ones(2, 4)).sum().backward()
+        assert same()
+        optimizer.step()
+    model[0].weight = torch.nn.Parameter(torch.ones(4, 4))
+    assert same()
+    model[0].weight.grad = model[1].running_mean.expand(4, 4)  # a gradient that is a buffer, too
+    assert same()
+    model = torch.nn.Sequential(model)  # other names
+    assert same()

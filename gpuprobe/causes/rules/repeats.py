@@ -6,6 +6,7 @@ element.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from gpuprobe.causes.answer import Answer, EditKind
 from gpuprobe.causes.live_memory import STATE, Excess, LiveMemory
@@ -96,30 +97,40 @@ def gathered(live: LiveMemory) -> Iterator[Excess]:
 
 def repeated(live: LiveMemory) -> dict[int, int]:
     """By row of the trace, how many times it has each of its values."""
-    inputs, names = live.column("inputs"), live.column("made_name")
-    requested = live.ledger.requested
     times: dict[int, int] = {}
-    for row in range(len(inputs)):
-        if not names[row] or not inputs[row] or live.category(row) in STATE - {Category.BUFFER}:
+    columns = zip(*map(live.column, ("inputs", "made_name", "how")), strict=True)
+    for row, (inputs, name, how) in enumerate(columns):
+        # Of a million rows most are no copies, and computed from none that is known.
+        if not name or not inputs or (how != Made.COPY and not times):
             continue
-        how = live.how(row)
-        source = live.source(row)
-        if how is Made.COPY:
-            of_source = _width_ratio(live, row, source)
-            count = int(requested[row] / (inputs[row] * of_source))
-            if count >= _LEAST:
-                times[row] = count * times.get(-1 if source is None else source, 1)
-                continue
-        if source is None or source not in times:
-            continue
-        if live.multiplied(row, source):
-            times[row] = times[source]
-        elif how in (Made.COPY, Made.POINTWISE):
-            alone = inputs[row] <= 1.1 * requested[source]
-            whole = requested[row] >= requested[source] * _width_ratio(live, row, source) * 0.9
-            if alone and (whole or how is Made.POINTWISE):
-                times[row] = times[source]
+        count = _repetitions(live, row, how, times)
+        if count and live.category(row) not in _NEVER_REPEATED:
+            times[row] = count
     return times
+
+
+_NEVER_REPEATED: Final = STATE - {Category.BUFFER}
+
+
+def _repetitions(live: LiveMemory, row: int, how: int, times: dict[int, int]) -> int:
+    """How many times a row has each of its values, if ``times`` is known of what it was computed
+    from; 0 if it does not repeat any.
+    """
+    source = live.source(row)
+    inputs, requested = live.column("inputs")[row], live.ledger.requested
+    if how == Made.COPY:
+        count = int(requested[row] / (inputs * _width_ratio(live, row, source)))
+        if count >= _LEAST:
+            return count * (1 if source is None else times.get(source, 1))
+    if source is None or source not in times:
+        return 0
+    if live.multiplied(row, source):
+        return times[source]
+    if how not in (Made.COPY, Made.POINTWISE):
+        return 0
+    alone = inputs <= 1.1 * requested[source]
+    whole = requested[row] >= requested[source] * _width_ratio(live, row, source) * 0.9
+    return times[source] if alone and (whole or how == Made.POINTWISE) else 0
 
 
 def _width_ratio(live: LiveMemory, row: int, source: int | None) -> float:

@@ -47,20 +47,20 @@ class ModuleNames:
     """
 
     def __init__(self) -> None:
-        self._names: dict[int, tuple[weakref.ref[Module], str]] = {}
+        self.by_id: dict[int, tuple[weakref.ref[Module], str]] = {}
 
     def add(self, roots: Iterable[Module]) -> None:
         """Name every module below these roots."""
         for root in roots:
             for name, module in named_modules(root):
-                gone = functools.partial(_forget, self._names, id(module))
-                self._names[id(module)] = weakref.ref(module, gone), name
+                gone = functools.partial(_forget, self.by_id, id(module))
+                self.by_id[id(module)] = weakref.ref(module, gone), name
 
     def of(self, module: Module) -> str:
         """The name of a module. One that is below no named root is a root itself."""
-        if id(module) not in self._names:
+        if id(module) not in self.by_id:
             self.add([module])
-        return self._names[id(module)][1]
+        return self.by_id[id(module)][1]
 
 
 def _forget(names: dict[int, tuple[weakref.ref[Module], str]], number: int, _: object) -> None:
@@ -74,6 +74,7 @@ class ModuleCalls:
 
     def __init__(self) -> None:
         self._names = ModuleNames()
+        self._named = self._names.by_id
         self.stack: list[str] = []
         """The modules that are running, the innermost last."""
         self._on = False
@@ -106,18 +107,32 @@ class ModuleCalls:
         return self.stack[-1] if self.stack else ""
 
     def enter_module(self, module: Module) -> None:
-        self.stack.append(self._names.of(module))
-        self._note()
+        name = self._names.of(module)
+        self.stack.append(name)
+        if self._on:
+            self._since.append(time_ns() // 1000)
+            self._module.append(name)
+
+    def enter_inner(self, module: Module) -> bool:
+        """`enter_module` inside of another one, if the module has a name; else False. It cannot
+        fail, and needs no guard.
+        """
+        # It calls nothing in Python: a program may recurse as deep as without it.
+        known = self._named.get(id(module)) if self.stack else None
+        if known is None:
+            return False
+        self.stack.append(known[1])
+        if self._on:
+            self._since.append(time_ns() // 1000)
+            self._module.append(known[1])
+        return True
 
     def leave_module(self) -> None:
         if self.stack:
             self.stack.pop()
-            self._note()
-
-    def _note(self) -> None:
-        if self._on:
-            self._since.append(now_us())
-            self._module.append(self.running)
+            if self._on:
+                self._since.append(time_ns() // 1000)
+                self._module.append(self.stack[-1] if self.stack else "")
 
     def mark_inputs(self, values: object, *, inference: bool = False) -> None:
         """A model is called with these. In inference, tensors that modules made in earlier calls

@@ -18,6 +18,7 @@ freed before the next one is allocated, and no operator's result.
 from __future__ import annotations
 
 import functools
+import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -29,7 +30,7 @@ from gpuprobe.allocator.settings import with_memory_fraction
 from gpuprobe.analysis.trace.categories import BACKWARD, Marks
 from gpuprobe.catalogue.gpu_model import chosen_workspace, cublas_workspace
 from gpuprobe.model.actions import ALLOC, FREE_COMPLETED, FREE_REQUESTED
-from gpuprobe.model.memory import Block, BlockState, Category
+from gpuprobe.model.memory import Block, BlockState, Category, Segment
 from gpuprobe.model.run.session import BlindSpot
 from gpuprobe.model.trace import AllocatorSettings, EventColumns, Frame, MemoryTrace, StackTable
 from gpuprobe.sampler.hooks.discover import live_tensors
@@ -115,7 +116,8 @@ class CudaTrace:
         """The traces of the step that ends now."""
         known = list(known)
         before = self._before
-        self._before = Before({_place(item): item for item in known}, before.kept(known))
+        now = {item[:2]: item for item in known}
+        self._before = Before(now, before.kept(now))
         if not history.on:
             return []
         traces = self.now(step, known, before)
@@ -163,12 +165,13 @@ class Before(NamedTuple):
     known: dict[Place, Known]
     origins: dict[Place, tuple[StackTable, int, int]]  # stack and module, as indices
 
-    def kept(self, known: Iterable[Known]) -> dict[Place, tuple[StackTable, int, int]]:
+    def kept(self, now: dict[Place, Known]) -> dict[Place, tuple[StackTable, int, int]]:
         """The origins of the blocks that have the same place and the same role as before."""
+        origins, before = self.origins, self.known.get
         return {
-            place: self.origins[place]
-            for item in known
-            if (place := _place(item)) in self.origins and self.known.get(place) == item
+            place: origins[place]
+            for place, item in now.items()
+            if place in origins and before(place) == item
         }
 
 
@@ -185,7 +188,7 @@ def layout_now(
         return []
     snapshot = history.read()
     compiled_code.in_program_lines(snapshot)
-    found = {_place(item): item for item in known}
+    found = {item[:2]: item for item in known}
     used = {segment["device"] for segment in snapshot["segments"]}
     traces = []
     for index, events in enumerate(snapshot["device_traces"]):
@@ -204,8 +207,9 @@ def layout_now(
                 _name_baseline(trace, before)
             if complete is not None:
                 complete(trace)
-            _stacks_of_blocks(trace)
-            _categorise(trace, found)
+            owners = _last_owners(trace)
+            _stacks_of_blocks(trace, owners)
+            _categorise(trace, owners, found)
             traces.append(trace)
     return traces
 
@@ -232,10 +236,6 @@ def _name_cells(table: StackTable) -> None:
         table.frames[:] = [one._replace(filename=name_of(one.filename)) for one in table.frames]
 
 
-def _place(item: Known) -> Place:
-    return item.device, item.address
-
-
 def _origins_of_live(trace: MemoryTrace) -> Iterator[tuple[Place, tuple[StackTable, int, int]]]:
     """The stacks and modules that allocated the blocks that are alive at the end of the trace."""
     owners = _last_owners(trace)
@@ -259,11 +259,10 @@ def _last_owners(trace: MemoryTrace) -> dict[int, tuple[EventColumns, int]]:
     return last
 
 
-def _stacks_of_blocks(trace: MemoryTrace) -> None:
+def _stacks_of_blocks(trace: MemoryTrace, owners: dict[int, tuple[EventColumns, int]]) -> None:
     """Replace the stacks of the layout's blocks by the complete ones of the rows that allocated
     them.
     """
-    owners = _last_owners(trace)
 
     def completed(block: Block) -> Block:
         if block.state is BlockState.INACTIVE or block.address not in owners:
@@ -271,23 +270,29 @@ def _stacks_of_blocks(trace: MemoryTrace) -> None:
         rows, i = owners[block.address]
         return block if rows.stack[i] == block.stack else replace(block, stack=rows.stack[i])
 
-    trace.segments = tuple(
-        replace(segment, blocks=tuple(map(completed, segment.blocks))) for segment in trace.segments
-    )
+    def with_stacks(segment: Segment) -> Segment:
+        blocks = tuple(map(completed, segment.blocks))
+        same = all(map(operator.is_, blocks, segment.blocks))
+        return segment if same else replace(segment, blocks=blocks)
+
+    trace.segments = tuple(map(with_stacks, trace.segments))
 
 
 def _name_baseline(trace: MemoryTrace, before: Before) -> None:
     """Set what was known of the blocks that existed when the trace began."""
     rows, table = trace.baseline, trace.stacks
+    completed: dict[tuple[int, int, int], int] = {}
     for i, address in enumerate(rows.address):
         place = trace.device, address
         earlier, stack, module = before.origins.get(place, (table, 0, 0))
         if stack:
-            frames = tuple(map(table.frame, earlier.frames_of(stack)))
-            if set(frames) > set(
-                table.stacks[rows.stack[i]]
-            ):  # the block has what an earlier history had
-                rows.stack[i] = table.stack(frames)
+            key = id(earlier), stack, rows.stack[i]
+            if key not in completed:
+                frames = tuple(map(table.frame, earlier.frames_of(stack)))
+                # The block has what an earlier history had.
+                more = set(frames) > set(table.stacks[rows.stack[i]])
+                completed[key] = table.stack(frames) if more else rows.stack[i]
+            rows.stack[i] = completed[key]
         name = earlier.strings[module]
         item = before.known.get(place)
         if item is not None:
@@ -296,15 +301,18 @@ def _name_baseline(trace: MemoryTrace, before: Before) -> None:
         rows.module[i] = table.string(name)
 
 
-def _categorise(trace: MemoryTrace, known: dict[Place, Known]) -> None:
+def _categorise(
+    trace: MemoryTrace,
+    owners: dict[int, tuple[EventColumns, int]],
+    known: dict[Place, Known],
+) -> None:
     """Set the category of the blocks that are alive at the end of the trace, from a walk.
 
     An address may have had several owners: the walk found the last one.
     """
-    last = _last_owners(trace)
     for (device, address), item in known.items():
-        if device == trace.device and address in last:
-            rows, i = last[address]
+        if device == trace.device and address in owners:
+            rows, i = owners[address]
             rows.category[i] = item.category.code
             if item.module:
                 rows.module[i] = trace.stacks.string(item.module)

@@ -7,15 +7,17 @@ become columns of its blocks. That takes one pass over the notes, and one back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from gpuprobe.model.trace import GRAPH_REPLAY, EventColumns, Made, MemoryTrace
+from gpuprobe.model.trace import COLUMNS, GRAPH_REPLAY, USE_COLUMNS, Made, MemoryTrace
 
 USE, OVERWRITE, MADE, CHANGE = range(4)
 """Kinds of notes: values were read; all of them were replaced; a tensor was made; values were read
 and changed."""
 KINDS: Final = 4
+_READS: Final = (USE, CHANGE)
 
 COMPILED_GRAPH: Final = "compiled graph"
 GRAPHS: Final = (COMPILED_GRAPH, GRAPH_REPLAY)
@@ -67,17 +69,18 @@ class _Inputs:
     once.
     """
 
-    def __init__(self, notes: Iterable[Note], size: Callable[[int], int]) -> None:
-        """``size``: the bytes of a block."""
+    def __init__(self, notes: Iterable[Note], sizes: Sequence[int]) -> None:
+        """``sizes``: the bytes of each block."""
         parts: dict[tuple[int, int], int] = {}
-        for note in notes:
-            part = note.block, note.offset
-            parts[part] = max(note.bytes, parts.get(part, 0))
+        for _, block, size, offset, _ in notes:
+            part = block, offset
+            if size > parts.get(part, -1):
+                parts[part] = size
         read: dict[int, int] = {}
         for (block, _), count in parts.items():
             read[block] = read.get(block, 0) + count
         if len(parts) > len(read):
-            read = {block: min(count, size(block)) for block, count in read.items()}
+            read = {block: min(count, sizes[block]) for block, count in read.items()}
         self._bytes = read
         self._total = sum(self._bytes.values())
         self._sources: list[int] = []
@@ -123,12 +126,58 @@ class Origin(NamedTuple):
     source: int
 
 
+class BlockColumns:
+    """The columns of a trace's events and baseline, joined: at the index `Note.block` is the value
+    of that block, as the baseline comes last and backwards.
+    """
+
+    made: array[int]
+    first_use: array[int]
+    last_use: array[int]
+    grad: array[int]
+    made_name: array[int]
+    made_phase: array[int]
+    how: array[int]
+    width: array[int]
+    inputs: array[int]
+    source: array[int]
+    copied_to: array[int]
+    read: array[int]
+    useful: array[int]
+    wasted: array[int]
+    filled: array[int]
+    filled_until: array[int]
+    graph: array[int]
+
+    def __init__(self, trace: MemoryTrace) -> None:
+        self.size = trace.events.size + trace.baseline.size[::-1]
+        self.address = trace.events.address + trace.baseline.address[::-1]
+        for name in USE_COLUMNS:
+            setattr(self, name, array(COLUMNS[name], bytes(len(self.size) * _bytes_of(name))))
+
+    def store(self, trace: MemoryTrace) -> None:
+        """Set the columns of uses of the trace, but for the operators of its events."""
+        events = len(trace.events)
+        for name in USE_COLUMNS - {"operator"}:
+            column = getattr(self, name)
+            setattr(trace.events, name, column[:events])
+            setattr(trace.baseline, name, column[events:][::-1])
+        trace.baseline.operator = array(COLUMNS["operator"], bytes(4 * len(trace.baseline)))
+
+
+def _bytes_of(column: str) -> int:
+    return array(COLUMNS[column]).itemsize
+
+
 class Flow:
     """The columns of a trace, from its operators in the order in which they ended."""
 
-    def __init__(self, trace: MemoryTrace, origins: Mapping[int, Origin]) -> None:
+    def __init__(
+        self, trace: MemoryTrace, columns: BlockColumns, origins: Mapping[int, Origin]
+    ) -> None:
         """``origins``: of blocks that are older than the trace, by address."""
         self._trace = trace
+        self._columns = columns
         self._joined: dict[int, int] = {}
         self._leaves: dict[int, int] = {}
         self._events = len(trace.events)
@@ -139,52 +188,57 @@ class Flow:
 
     def _restore(self, origins: Mapping[int, Origin]) -> None:
         """Fill the columns of blocks that are older than the trace."""
-        old = self._trace.baseline
-        rows = {address: row for row, address in enumerate(old.address)}
-        for row, address in enumerate(old.address):
-            origin = origins.get(address)
-            if origin is None or origin.made != old.made[row]:
+        columns = self._columns
+        rows = {address: row for row, address in enumerate(self._trace.baseline.address)}
+        for address, row in rows.items():
+            origin, block = origins.get(address), ~row
+            if origin is None or origin.made != columns.made[block]:
                 continue
-            old.made_name[row] = self._trace.stacks.string(origin.made_name)
-            old.how[row], old.width[row] = origin.how, origin.width
-            old.inputs[row] = origin.inputs
+            columns.made_name[block] = self._trace.stacks.string(origin.made_name)
+            columns.how[block], columns.width[block] = origin.how, origin.width
+            columns.inputs[block] = origin.inputs
             if origin.source in rows:
-                old.source[row] = self._name_of(~rows[origin.source])
+                columns.source[block] = self._name_of(~rows[origin.source])
 
     def origins(self, alive: set[int]) -> dict[int, Origin]:
         """How the blocks that are alive at the end were made, by address."""
-        found = {}
+        of = self._columns
         strings = self._trace.stacks.strings
-        for block in alive:
-            at, of = self._row(block)
-            source = of.source[at]
-            address = 0
-            if source:
-                row, columns = self._row(
-                    source - 1 if source <= self._events else ~(source - 1 - self._events)
-                )
-                address = columns.address[row]
-            found[of.address[at]] = Origin(
-                of.made[at],
-                strings[of.made_name[at]],
-                of.how[at],
-                of.width[at],
-                of.inputs[at],
-                address,
+        return {
+            of.address[block]: Origin(
+                of.made[block],
+                strings[of.made_name[block]],
+                of.how[block],
+                of.width[block],
+                of.inputs[block],
+                self._address_of(of.source[block]),
             )
-        return found
+            for block in alive
+        }
 
     def add(self, operator: Operator) -> None:
         """Note what the next operator does."""
         self._operators.append(operator)
-        read = [note for note in operator.notes if note.kind in (USE, CHANGE)]
-        for note in read:
-            at, columns = self._row(note.block)
-            if self._read.get(note.block, 0) < columns.size[at]:
-                self._note_read(note, columns.size[at])
-            if columns.filled[at] and not columns.filled_until[at]:
-                columns.filled_until[at] = operator.number
-        used = _Inputs(read, self._size)
+        columns, bytes_read = self._columns, self._read
+        sizes, filled, until = columns.size, columns.filled, columns.filled_until
+        read = []
+        writes = False
+        for note in operator.notes:
+            kind, block, *_ = note
+            if kind in _READS:
+                read.append(note)
+                if bytes_read.get(block, 0) < sizes[block]:
+                    self._note_read(note, sizes[block])
+                if filled[block] and not until[block]:
+                    until[block] = operator.number
+            else:
+                writes = True
+        if writes or operator.name == _SCATTER:
+            self._write(operator, _Inputs(read, sizes))
+        if not operator.phase.startswith(_BACKWARD):
+            self._join(operator)
+
+    def _write(self, operator: Operator, used: _Inputs) -> None:
         for note in operator.notes:
             if note.kind == MADE:
                 self._made(operator, note, used)
@@ -192,24 +246,24 @@ class Flow:
                 self._overwritten(operator, note, used)
             elif note.kind == CHANGE and operator.name == _SCATTER:
                 self._scattered(operator, note, used)
-        if not operator.phase.startswith(_BACKWARD):
-            self._join(operator)
 
     def _join(self, operator: Operator) -> None:
         """Note that the blocks of an operator are computed from one another. What is computed from
         no other block connects nothing, such as weights and inputs; nor does a sum of single
         numbers, each of which could have its own backward pass.
         """
-        sums = operator.name in _SUMS
+        sums, inputs = operator.name in _SUMS, self._columns.inputs
         blocks = [
             note.block
             for note in operator.notes
             if note.block >= 0
-            and (note.kind == MADE or self._trace.events.inputs[note.block])
+            and (note.kind == MADE or inputs[note.block])
             and not (sums and note.kind == USE and _is_number(note))
         ]
+        if not blocks:
+            return
         for note in operator.notes:
-            if note.kind == USE and note.block >= 0 and blocks:
+            if note.kind == USE and note.block >= 0:
                 self._leaves.setdefault(note.block, blocks[0])
         for block in blocks[1:]:
             first, second = self._find(blocks[0]), self._find(block)
@@ -226,45 +280,46 @@ class Flow:
 
     def _scattered(self, operator: Operator, note: Note, used: _Inputs) -> None:
         """Values that are put into a constant make it what it is."""
-        at, columns = self._row(note.block)
-        if columns.how[at] == Made.FILL and not columns.source[at]:
-            columns.made_name[at] = self._trace.stacks.string(operator.name)
+        columns = self._columns
+        if columns.how[note.block] == Made.FILL and not columns.source[note.block]:
+            columns.made_name[note.block] = self._trace.stacks.string(operator.name)
             self._from(operator, note, used)
-
-    def _row(self, block: int) -> tuple[int, EventColumns]:
-        return (block, self._trace.events) if block >= 0 else (~block, self._trace.baseline)
-
-    def _size(self, block: int) -> int:
-        at, columns = self._row(block)
-        return columns.size[at]
 
     def _name_of(self, block: int) -> int:
         """A block as a value of a column."""
         return block + 1 if block >= 0 else self._events - block
 
+    def _address_of(self, name: int) -> int:
+        """The address of a block that a column names; 0 for none."""
+        # Behind the events, names count the baseline from its first row on.
+        block = name - 1 if name <= self._events else self._events - name
+        return self._columns.address[block] if name else 0
+
     def _made(self, operator: Operator, note: Note, used: _Inputs) -> None:
-        if note.block in used:
+        block = note.block
+        if block in used:
             return  # the operator returns memory of its arguments
-        at, columns = self._row(note.block)
-        columns.made_name[at] = self._trace.stacks.string(operator.name)
-        columns.made_phase[at] = self._trace.stacks.string(operator.phase)
-        columns.how[at] = operator.how
-        columns.width[at] = note.width
+        columns, string = self._columns, self._trace.stacks.string
+        columns.made_name[block] = string(operator.name)
+        columns.made_phase[block] = string(operator.phase)
+        columns.how[block] = operator.how
+        columns.width[block] = note.width
         self._from(operator, note, used)
 
     def _overwritten(self, operator: Operator, note: Note, used: _Inputs) -> None:
-        at, columns = self._row(note.block)
-        if operator.fills and note.bytes >= columns.size[at]:
-            columns.filled[at], columns.filled_until[at] = operator.number, 0
-            if columns.how[at] == Made.COPY and not self._read.get(note.block):
+        columns, block = self._columns, note.block
+        whole = note.bytes >= columns.size[block]
+        if operator.fills and whole:
+            columns.filled[block], columns.filled_until[block] = operator.number, 0
+            if columns.how[block] == Made.COPY and not self._read.get(block):
                 # A copy that was only made for its shape.
-                columns.how[at], columns.inputs[at], columns.source[at] = Made.FILL, 0, 0
-        if not used.any or note.bytes < columns.size[at]:
+                columns.how[block], columns.inputs[block], columns.source[block] = Made.FILL, 0, 0
+        if not used.any or not whole:
             return
-        if columns.how[at] in (Made.FILL, Made.OTHER) and not columns.source[at]:
+        if columns.how[block] in (Made.FILL, Made.OTHER) and not columns.source[block]:
             # Memory that was only allocated before: what fills it makes it.
-            columns.how[at] = Made.COPY
-            columns.width[at] = columns.width[at] or note.width
+            columns.how[block] = Made.COPY
+            columns.width[block] = columns.width[block] or note.width
             self._from(operator, note, used)
 
     def _from(self, operator: Operator, note: Note, used: _Inputs) -> None:
@@ -272,14 +327,12 @@ class Flow:
         others = used.without(note.block)
         if others is None:
             return
-        at, columns = self._row(note.block)
-        columns.inputs[at] = others[0]
-        columns.source[at] = self._name_of(others[1])
+        self._columns.inputs[note.block] = others[0]
+        self._columns.source[note.block] = self._name_of(others[1])
         if operator.how == Made.COPY:
             name = self._name_of(note.block)
             for block in used.blocks(note.block):
-                row, of = self._row(block)
-                of.copied_to[row] = name
+                self._columns.copied_to[block] = name
 
     def _note_read(self, note: Note, size: int) -> None:
         if note.bytes >= size:
@@ -297,21 +350,17 @@ class Flow:
         """Fill the columns that depend on what comes later. ``alive``: the blocks that are not
         freed in the trace.
         """
+        columns = self._columns
         for block, read in self._read.items():
-            at, columns = self._row(block)
-            columns.read[at] = read
-        events = self._trace.events
+            columns.read[block] = read
         for block, first in self._leaves.items():
-            events.graph[block] = self._find(first) + 1
+            columns.graph[block] = self._find(first) + 1
         for block in {*self._joined, *self._joined.values()}:
-            events.graph[block] = self._find(block) + 1
-        needed = self._needed(alive)
-        if needed is None:
-            return
-        for block in self._gradients():
-            if block not in needed:
-                at, columns = self._row(block)
-                columns.wasted[at] = 1
+            columns.graph[block] = self._find(block) + 1
+        gradients = self._gradients()
+        needed = self._needed(alive, gradients)
+        for block in () if needed is None else gradients - needed:
+            columns.wasted[block] = 1
 
     def _gradients(self) -> set[int]:
         """What backward passes compute, or add to."""
@@ -322,23 +371,23 @@ class Flow:
             for block in operator.blocks(*((MADE, CHANGE) if operator.name in _ADDS else (MADE,)))
         }
 
-    def _needed(self, alive: set[int]) -> set[int] | None:
+    def _needed(self, alive: set[int], gradients: set[int]) -> set[int] | None:
         """The blocks that something depends on, with `useful` set; None if no gradient is read in
         this trace: then nothing is known of any.
 
         Of what a backward pass computes, that is what other operators read. What a backward pass
         itself changes, as it adds gradients, does not count as read.
         """
-        gradients = self._gradients()
         read_outside = {
-            block
+            note.block
             for operator in self._operators
             if not operator.phase.startswith(_BACKWARD)
-            for block in operator.blocks(USE, CHANGE) & gradients
+            for note in operator.notes
+            if note.kind in _READS and note.block in gradients
         }
         if not read_outside:
             return None
-        needed = set(read_outside)
+        needed, last = set(read_outside), self._columns.useful
         for operator in reversed(self._operators):
             useful = True
             if operator.phase.startswith(_BACKWARD) and operator.name not in GRAPHS:
@@ -349,9 +398,8 @@ class Flow:
                 )
             if not useful:
                 continue
-            for note in operator.notes:
-                needed.add(note.block)
-                if note.kind in (USE, CHANGE):
-                    at, columns = self._row(note.block)
-                    columns.useful[at] = max(columns.useful[at], operator.number)
+            for kind, block, *_ in operator.notes:
+                needed.add(block)
+                if kind in _READS and last[block] < operator.number:
+                    last[block] = operator.number
         return needed

@@ -40,13 +40,13 @@ class LaunchTrace:
         if self.on:
             return
         self._places.begin()
-        self.on = self._counter.start(self._places.here)
+        self.on = self._places.counted = self._counter.start(self._places.here)
         self.path_changed(self._path())
 
     def stop(self) -> None:
         """Stop counting, and forget the counts."""
         if self.on:
-            self.on = False
+            self.on = self._places.counted = False
             self._counter.stop()
             self._places.forget()
 

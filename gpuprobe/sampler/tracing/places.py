@@ -31,6 +31,10 @@ _thread_now: Final = threading.get_ident
 OUTSIDE: Final = 0
 """The place of what no operator of the program does."""
 
+_NOWHERE: Final = (None, OUTSIDE)
+_MOST_INSTRUCTIONS: Final = 1 << 16
+"""Instructions whose line is known: a program may create code all the time."""
+
 _DECODING: Final = "decoding"
 """In the keys of places while ``generate`` decodes."""
 
@@ -48,6 +52,8 @@ class OperatorPlaces:
         self._backward = backward
         self._on_fault = on_fault
         self.current = OUTSIDE
+        self.counted = False
+        """Whether the counter of launches queries the place of each operator."""
         self.in_generate: Callable[[], bool] = lambda: False
         """Whether a call of ``generate`` is in progress in this thread."""
         self.decoding = False
@@ -57,6 +63,8 @@ class OperatorPlaces:
         self.frames: list[Frame | None] = [None]
         """The frame of each place that has a line."""
         self._numbers: dict[tuple[Any, ...], int] = {}
+        # Of code objects, which these keep: the number of each instruction's line is slow to read.
+        self._of_instruction: dict[tuple[int, int, str, bool], tuple[object, int]] = {}
         self._of_node: dict[int, int] = {}  # sequence number -> place
         self._sequence = 0
         self._thread = 0
@@ -71,6 +79,13 @@ class OperatorPlaces:
     def forget(self) -> None:
         """Forget the graph: a step has ended."""
         self._of_node.clear()
+
+    def viewed(self) -> None:
+        """An operator is called that only makes a view: it has no use of its place, but its
+        gradient may.
+        """
+        if _sequence_now() != self._sequence and _node_now() is None:
+            self.here()
 
     def here(self) -> int:
         """The number of the place that calls an operator; called in its thread, before it runs."""
@@ -102,13 +117,15 @@ class OperatorPlaces:
             place = self._number((module,), NoPlace.NO_USER_FRAME, module, None)
         else:
             code = frame.f_code
-            file = code.co_filename
-            key: tuple[Any, ...] = (file, frame.f_lineno, code.co_name, module)
-            number = self._numbers.get((*key, _DECODING) if self.decoding else key)
-            if number is None:
-                shown = Frame(name_of(file), frame.f_lineno or 0, code.co_name)
-                number = self._number(key, place_of(shown), module, shown)
-            place = number
+            instruction = id(code), frame.f_lasti, module, self.decoding
+            _, place = self._of_instruction.get(instruction, _NOWHERE)
+            if not place:
+                shown = Frame(name_of(code.co_filename), frame.f_lineno or 0, code.co_name)
+                key = code.co_filename, *shown[1:], module
+                place = self._number(key, place_of(shown), module, shown)
+                if len(self._of_instruction) >= _MOST_INSTRUCTIONS:
+                    self._of_instruction.clear()
+                self._of_instruction[instruction] = code, place
         sequence = _sequence_now()
         if sequence != self._sequence and _thread_now() == self._thread:
             # The nodes of the graph that were created for this operator, before it runs.

@@ -81,6 +81,43 @@ def walk(
     return found
 
 
+class RepeatedWalk:
+    """The result of `walk` at each step, from the last one if only gradients are others: their
+    places, and those of everything else, are read in a few C loops. The keys of what has not moved
+    may be those of earlier storages.
+    """
+
+    def __init__(self) -> None:
+        self._places: tuple[Any, ...] | None = None
+        self._fixed: dict[int, Known] = {}
+        self._names: dict[int, str] = {}  # of parameters, by their id
+
+    def take(
+        self, models: Iterable[Module], optimizers: Iterable[Optimizer]
+    ) -> Mapping[int, Known]:
+        models, optimizers = list(models), list(optimizers)
+        places = _Places.of(models, optimizers)
+        if places is None:
+            return walk(models, optimizers)
+        modules = [pair for model in models for pair in named_modules(model)]
+        fixed = ([(name, id(module)) for name, module in modules], *places.fixed)
+        if fixed != self._places:
+            self._fixed = walk(models, optimizers, gradients=False)
+            self._names = {key: name for key, (_, name) in _parameters(modules, optimizers).items()}
+            self._places = fixed
+        gradients: dict[int, Known] = {}
+        for parameter in places.parameters:
+            name = self._names.get(id(parameter))
+            if name is None:  # another object, at the same place
+                self._places = None
+                return walk(models, optimizers)
+            if parameter.grad is not None:
+                _note(gradients, parameter.grad, Category.GRADIENT, name)
+        if not self._fixed.keys().isdisjoint(gradients):
+            return walk(models, optimizers)
+        return self._fixed | gradients
+
+
 def _parameters(
     modules: list[tuple[str, Module]], optimizers: list[Optimizer]
 ) -> dict[int, tuple[Tensor, str]]:
@@ -422,9 +459,12 @@ def _signature(
 class _Places:
     """The places of all tensors that a walk would find."""
 
-    __slots__ = ("fixed", "gradients")
+    __slots__ = ("fixed", "gradients", "parameters")
 
-    def __init__(self, fixed: tuple[Any, ...], gradients: list[Tensor]) -> None:
+    def __init__(
+        self, parameters: list[Tensor], fixed: tuple[Any, ...], gradients: list[Tensor]
+    ) -> None:
+        self.parameters = parameters
         self.fixed = fixed
         """Addresses and sizes of parameters, buffers and optimizer state. Without the devices: no
         address is on two devices."""
@@ -445,6 +485,7 @@ class _Places:
                 if gradients is None:
                     return None
                 return cls(
+                    parameters,
                     (
                         buffers,
                         list(map(_address, parameters)),

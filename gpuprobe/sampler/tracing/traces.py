@@ -178,7 +178,6 @@ class Traces:
             self.uses = cuda.uses = Uses(
                 self.places,
                 lambda: timeline.path,
-                self._places_are_counted,
                 on_fault,
                 timed=uses,
             )
@@ -231,10 +230,6 @@ class Traces:
             if refused is not None:
                 self._blind(refused)
                 self._stop_cuda()
-
-    def _places_are_counted(self) -> bool:
-        """Whether the counter of launches queries the place of each operator."""
-        return self.launches is not None and self.launches.on
 
     def _is_traced(self, index: int) -> bool:
         if self._chosen is not None:

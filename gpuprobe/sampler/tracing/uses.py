@@ -16,9 +16,11 @@ waits for Python, so it is an option; `Uses.cost` is how long that was.
 from __future__ import annotations
 
 import functools
+import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import compress
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
@@ -34,7 +36,6 @@ from gpuprobe.model.trace import (
     GRAD_OFF,
     GRAD_ON,
     GRAPH_REPLAY,
-    USE_COLUMNS,
     Made,
     MemoryTrace,
 )
@@ -47,6 +48,7 @@ from gpuprobe.sampler.tracing.flow import (
     MADE,
     OVERWRITE,
     USE,
+    BlockColumns,
     Flow,
     Note,
     Origin,
@@ -59,7 +61,13 @@ from gpuprobe.sampler.tracing.places import OperatorPlaces
 from gpuprobe.sampler.tracing.work import WorkTrace
 from gpuprobe.torch_support.callers import passed_on
 from gpuprobe.torch_support.compiled_calls import follow_compiled_calls
-from gpuprobe.torch_support.kernels import OVERWRITES, runs_kernel, takes_shape
+from gpuprobe.torch_support.kernels import (
+    HIDDEN_VIEWS,
+    OVERWRITES,
+    makes_view,
+    runs_kernel,
+    takes_shape,
+)
 from gpuprobe.torch_support.operator_calls import unhandled, watch
 from gpuprobe.torch_support.tensors import parts, size_of
 
@@ -82,12 +90,11 @@ _COPIES: Final = frozenset(
     constant_pad_nd contiguous _reshape_copy expand_copy tile""".split()  # noqa: SIM905 - a list to be read
 )
 """Operators that make tensors of what is there: from nothing, and of others' elements."""
-_VIEWS: Final = frozenset(("_unsafe_view", "_reshape_alias"))
-"""Operators whose schema does not show that they return memory of their argument."""
 
 _WORKSPACE = Category.WORKSPACE.code
 _FREES = (FREE_REQUESTED, FREE_COMPLETED)
 _NEVER: Final = 1 << 62
+_new_note: Final = tuple.__new__  # a NamedTuple's own is a function in Python
 _grad_enabled: Final = torch.is_grad_enabled
 _Tensor: Final = torch.Tensor
 _data_address: Final = torch.Tensor.data_ptr
@@ -99,6 +106,9 @@ _itemsize: Final = attrgetter("itemsize")
 _MOST_PADDED: Final = 1 << 20  # elements of a batch whose padding is searched
 _ALL: Final = 1 << 62  # bytes: more than any block has
 _NO_VALUES: Final = -1
+_LOWEST_BYTES: Final = slice(0 if sys.byteorder == "little" else 7, None, 8)
+_ARE_MADE: Final = bytes(byte % KINDS == MADE for byte in range(256))
+"""By the lowest byte of an entry of the log, whether a tensor was made: `KINDS` divides 256."""
 
 
 _TIMED: Final = 64
@@ -115,6 +125,9 @@ class _Operator(NamedTuple):
     kinds: tuple[int, ...]  # of notes, by argument; negative for one whose values do not count
     makes: bool
     how: int
+    views: bool = False  # it only makes views, and neither reads memory nor allocates any
+    reads_number: bool = False  # and nothing else, on the CPU or not
+    op: OpOverload | None = None
 
 
 def _named(name: str) -> _Operator:
@@ -127,21 +140,22 @@ _COMPILED_GRAPH: Final = _named(COMPILED_GRAPH)
 _GRAPH_REPLAY: Final = _named(GRAPH_REPLAY)
 
 
-class _Operators(dict[OpOverload, _Operator]):
-    def __missing__(self, op: OpOverload) -> _Operator:
-        schema = op._schema
-        name = schema.name.rpartition("::")[2]
-        uses = runs_kernel(op)
-        made = self[op] = _Operator(
-            name,
-            uses,
-            tuple(_kinds(op, name)) if uses else (),
-            bool(schema.returns)
-            and all(one.alias_info is None for one in schema.returns)
-            and name not in _VIEWS,
-            _how(op, name),
-        )
-        return made
+def _described(op: OpOverload) -> _Operator:
+    returns = op._schema.returns
+    name = op._schema.name.rpartition("::")[2]
+    uses = runs_kernel(op)
+    return _Operator(
+        name,
+        uses,
+        tuple(_kinds(op, name)) if uses else (),
+        bool(returns)
+        and all(one.alias_info is None for one in returns)
+        and name not in HIDDEN_VIEWS,
+        _how(op, name),
+        makes_view(op),
+        name == "_local_scalar_dense",
+        op,
+    )
 
 
 def _kinds(op: OpOverload, name: str) -> Iterator[int]:
@@ -169,23 +183,20 @@ class Uses:
         self,
         places: OperatorPlaces,
         path: Callable[[], str],
-        placed: Callable[[], bool],
         on_fault: Callable[[Exception], None],
         *,
         timed: bool = False,
     ) -> None:
-        """``path`` returns the phase that the program is in; ``placed``: whether something else
-        queries the place of each operator; ``timed``: for `cost`.
-        """
+        """``path`` returns the phase that the program is in; ``timed``: for `cost`."""
         self._timed = timed
         self._spent = self._samples = 0  # nanoseconds, of that many operators
         self._places = places
         self._path = path
-        self._placed = placed
         self._on_fault = on_fault
         self._on = False
         self._inspection = requested()
-        self._operators = _Operators()
+        self._operators: dict[int, _Operator] = {}
+        """By identity: operators have a hash in Python, which takes as long as all of a view."""
         self._count = 0
         """Operators that have begun since the recording did."""
         self._last: dict[int, int] = {}
@@ -216,7 +227,7 @@ class Uses:
         """Forget the uses so far, for the next trace."""
         self._base = self._count
         self._before = self._made.copy(), self._last.copy()
-        self._began = array("q")  # microseconds on the clock of the history, by operator
+        self._began = array("q")  # nanoseconds on the clock of the history, by operator
         self._place = array("I")
         self._grad = array("B")
         self._phase: list[str] = []
@@ -261,7 +272,7 @@ class Uses:
         """A step begins: the uses of earlier ones belong to no trace any more."""
         self._settle()
         self._begin_log()
-        if not self._placed():
+        if not self._places.counted:
             self._places.begin()
 
     def _guarded(self, method: Callable[..., None], *args: Any) -> None:
@@ -288,15 +299,21 @@ class Uses:
         # It is called for each operator of the program: it has few calls.
         if not self._on:
             return below(op, args, kwargs)
+        about = self._operators.get(id(op)) or self._describe_operator(op)
+        if about.views:
+            self._places.viewed()
+            return below(op, args, kwargs)
+        if about.reads_number and not args[0].is_cuda:
+            return below(op, args, kwargs)
         began = perf_counter_ns() if self._timed and not self._count % _TIMED else 0
-        placed = self._placed()
+        placed = self._places.counted
         place = 0 if placed else self._places.here()
         self._count = number = self._count + 1
-        self._began.append(time_ns() // 1000)
+        self._began.append(time_ns())
         self._place.append(place)
         self._grad.append(GRAD_ON if _grad_enabled() else GRAD_OFF)
         self._phase.append("")
-        self._about.append(_KERNEL)
+        self._about.append(about)
         if began:
             self._spent += perf_counter_ns() - began
         work = self.work
@@ -305,7 +322,7 @@ class Uses:
             result = below(op, args, kwargs)
         except BaseException as error:  # noqa: BLE001 - raised again
             # One that runs out of memory needs its arguments too.
-            self._guarded(self._returned, op, args, kwargs, None, number, placed)
+            self._guarded(self._returned, about, args, kwargs, None, number, placed)
             del args, kwargs
             raise passed_on(error)  # noqa: B904 - the same one
         finally:
@@ -314,7 +331,7 @@ class Uses:
         if began:
             began = perf_counter_ns()
         try:
-            self._returned(op, args, kwargs, result, number, placed)
+            self._returned(about, args, kwargs, result, number, placed)
         except Exception as error:  # an internal error must not end the program
             if from_program(error):
                 raise
@@ -323,6 +340,16 @@ class Uses:
             self._spent += perf_counter_ns() - began
             self._samples += 1
         return result
+
+    def _describe_operator(self, op: OpOverload) -> _Operator:
+        try:
+            about = self._operators[id(op)] = _described(op)
+        except Exception as error:  # an internal error must not end the program
+            if from_program(error):
+                raise
+            self._failed(error)
+            return _KERNEL
+        return about
 
     def cost(self) -> UsesCost | None:
         """What noting uses has cost so far, if ``timed``; None without an operator. One in `_TIMED`
@@ -338,7 +365,7 @@ class Uses:
     def _begins(self, place: int, about: _Operator) -> int:
         """Something begins that is noted as an operator, and is none. Returns its number."""
         self._count = number = self._count + 1
-        self._began.append(time_ns() // 1000)
+        self._began.append(time_ns())
         self._place.append(place)
         self._grad.append(GRAD_ON if _grad_enabled() else GRAD_OFF)
         self._phase.append(self._path())
@@ -347,24 +374,22 @@ class Uses:
 
     def _returned(
         self,
-        op: OpOverload,
+        about: _Operator,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         result: object,
         number: int,
         placed: bool,
     ) -> None:
-        about = self._operators[op]
         at = number - self._base - 1
         if at < 0:  # a step ended meanwhile, in another thread
             return
-        self._about[at] = about
         self._phase[at] = phase = self._path()
         if placed:
             self._place[at] = self._places.current
         work = self.work
         if work is not None and work.on:
-            work.note(number, self._place[at], phase, op, args, kwargs, result)
+            work.note(number, self._place[at], phase, about.op, args, kwargs, result)
         if about.uses:
             self._note_arguments(about, args, kwargs, number)
         if about.makes and result is not None:
@@ -474,16 +499,17 @@ class Uses:
         if touched := self._followed.keys() & last.keys():
             self._end_following(touched, addresses, entries)
         made = self._made
-        for address, entry in zip(addresses, entries, strict=True):
-            if entry % KINDS == MADE:
-                made[address] = entry // KINDS
+        makes = entries.tobytes()[_LOWEST_BYTES].translate(_ARE_MADE)
+        numbers = (entry // KINDS for entry in compress(entries, makes))
+        made.update(zip(compress(addresses, makes), numbers, strict=True))
         if missing := last.keys() - made.keys():
             for address, entry in zip(reversed(addresses), reversed(entries), strict=True):
                 if address in missing:
                     made[address] = entry // KINDS
-        for address, entry in last.items():
-            last[address] = 0 if entry % KINDS == MADE else entry // KINDS
-        self._last.update(last)
+        self._last.update(
+            (address, 0 if entry % KINDS == MADE else entry // KINDS)
+            for address, entry in last.items()
+        )
 
     def _end_following(
         self, touched: set[int], addresses: Sequence[int], entries: Sequence[int]
@@ -491,6 +517,8 @@ class Uses:
         """The first uses since the ends of traces of blocks that were alive there."""
         for address, entry in zip(addresses, entries, strict=True):
             if address not in touched:
+                if not touched:
+                    return
                 continue
             number, kind = divmod(entry, KINDS)
             if kind == CHANGE and self._phase[number - self._base - 1].startswith("backward"):
@@ -607,17 +635,15 @@ class Uses:
         self._settle()
         if not self._on or not self._began or not times or not times[0]:
             return False
-        base, began = self._base, self._began
+        base, began = self._base, array("q", (time // 1000 for time in self._began))
         events.operator = array("I", (base + bisect_right(began, time) for time in times))
-        for name in USE_COLUMNS:
-            for rows in (events, trace.baseline):
-                column = getattr(rows, name)
-                column.extend([0] * (len(rows) - len(column)))
         blocks = _Blocks(trace)
-        self._fill(trace, blocks)
-        for columns in (events, trace.baseline) if self._padded else ():
-            for row, number in enumerate(columns.made):
-                columns.padded[row] = self._padded.get(number, 0)
+        columns = BlockColumns(trace)
+        self._fill(trace, columns, blocks)
+        columns.store(trace)
+        for rows in (events, trace.baseline) if self._padded else ():
+            for row, number in enumerate(rows.made):
+                rows.padded[row] = self._padded.get(number, 0)
         self._describe(trace)
         self._alive[trace.device] = alive = blocks.alive()
         for address, baseline, row in alive:
@@ -627,29 +653,28 @@ class Uses:
                 self._last.pop(address, None)
         return True
 
-    def _fill(self, trace: MemoryTrace, blocks: _Blocks) -> None:
+    def _fill(self, trace: MemoryTrace, columns: BlockColumns, blocks: _Blocks) -> None:
         """Fill the columns from the log."""
-        events, base = trace.events, self._base
-        made, last = self._before
+        base = self._base
+        made, first_use, last_use = columns.made, columns.first_use, columns.last_use
+        earlier, last = self._before
         for row, address in enumerate(trace.baseline.address):
             if address in last:  # else the block is older than the recording
-                trace.baseline.made[row] = made[address]
-                trace.baseline.first_use[row] = trace.baseline.last_use[row] = last[address]
-        flow = Flow(trace, self._origins)
+                made[~row] = earlier[address]
+                first_use[~row] = last_use[~row] = last[address]
+        flow = Flow(trace, columns, self._origins)
         for number, notes in self._by_operator(blocks):
             at = number - base - 1
-            grad = self._grad[at] if at >= 0 else 0
-            for note in notes:
-                row = note.block if note.block >= 0 else ~note.block
-                columns = events if note.block >= 0 else trace.baseline
-                if note.kind == MADE or not columns.made[row]:
-                    columns.made[row] = number
-                    columns.grad[row] = grad
-                if note.kind == MADE:
+            for kind, block, *_ in notes:
+                if kind == MADE or not made[block]:
+                    made[block] = number
+                    columns.grad[block] = self._grad[at] if at >= 0 else 0
+                if kind == MADE:
                     continue
-                if note.kind != OVERWRITE and not columns.first_use[row]:
-                    columns.first_use[row] = number
-                columns.last_use[row] = max(columns.last_use[row], number)
+                if kind != OVERWRITE and not first_use[block]:
+                    first_use[block] = number
+                if last_use[block] < number:
+                    last_use[block] = number
             about = self._about[at]
             name = about.name
             flow.add(Done(number, name, self._phase[at], about.how, name in _FILLS, notes))
@@ -662,6 +687,7 @@ class Uses:
         known.
         """
         now, notes = 0, list[Note]()
+        block_at = blocks.at
         for address, entry, size, offset, width in zip(
             self._address, self._entry, self._bytes, self._offset, self._width, strict=True
         ):
@@ -670,9 +696,9 @@ class Uses:
                 if notes:
                     yield now, notes
                 now, notes = number, []
-            block = blocks.at(address, number, kind == MADE)
+            block = block_at(address, number, kind == MADE)
             if block is not None:
-                notes.append(Note(kind, block, size, offset, width))
+                notes.append(_new_note(Note, (kind, block, size, offset, width)))
         if notes:
             yield now, notes
 

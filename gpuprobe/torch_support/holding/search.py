@@ -20,6 +20,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import compress
 from types import FrameType, ModuleType, TracebackType
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -50,7 +51,6 @@ from gpuprobe.torch_support.holding.objects import (
     NODE,
     OUTSIDE,
     PLAIN,
-    SKIPPED,
     STATE,
     STORAGE,
     TENSOR,
@@ -624,9 +624,9 @@ class _Search:
                     if kind is not PLAIN and self._special(one, kind, following):
                         plain.append(one)
             inner = self._referents(plain)
-            fresh = [
-                one for one in inner if id(one) not in visited and kinds[type(one)] is not SKIPPED
-            ]
+            # Most are numbers and strings: without a loop in Python, as SKIPPED is 0.
+            searched = compress(inner, map(kinds.__getitem__, map(type, inner)))
+            fresh = [one for one in searched if id(one) not in visited]
             # One that several refer to is in the list several times.
             unique = {id(one): one for one in fresh}
             visited.update(unique)
@@ -937,14 +937,14 @@ def _infer(found: Holders, search: _Search, storages: Collection[Key]) -> None:
     """What C++ keeps and nothing refers to, by the sizes."""
     if not isinstance(storages, Mapping):
         return
-    casts = {}
-    if torch.is_autocast_cache_enabled() and _autocasts():
-        casts = {2 * count: size for count, size in search.weights if size == 4}
-    buckets = {size for one in search.parallel for size in _buckets(one)}
-    for key, size in storages.items():
-        one = found.get(key)
-        if one is None or one != OUTSIDE:
-            continue
+    outside = {key: one for key in storages if (one := found.get(key)) == OUTSIDE}
+    casts = {2 * count for count, size in search.weights if size == 4}
+    casts.intersection_update(storages[key] for key in outside)
+    if casts and not (torch.is_autocast_cache_enabled() and _autocasts()):
+        casts = set()
+    buckets = {size for one in search.parallel for size in _buckets(one)} if outside else set()
+    for key, one in outside.items():
+        size = storages[key]
         if size in casts:
             why = "autocast is enabled, and a weight has this size in half precision"
             found[key] = replace(one, root=HolderRoot.AUTOCAST, inferred=why)
