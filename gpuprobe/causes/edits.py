@@ -22,6 +22,7 @@ from gpuprobe.remedies.edits import (
     InsertCall,
     MapLocationCpu,
     NoGrad,
+    ReleasePart,
     SetKeyword,
     ToCpu,
     Where,
@@ -114,12 +115,16 @@ def _edits(cause: Diagnosed, path: str, text: ProgramText) -> Iterator[Edit]:
 
 def _deletions(place: _Place) -> Iterator[Edit]:
     holder = place.group.holder
-    if holder is not None and holder.path:
-        name = holder.path[0].label
-        lines = [place.used] if place.used else _last_lines(place, name)
-        for line in dict.fromkeys([*lines, place.made]):
-            if line:
-                yield DeleteAfterUse(line, name)
+    if holder is None or not holder.path:
+        return
+    name = holder.path[0].label
+    if holder.part:
+        lines = [place.used, place.made, *_lines_with(place.text, name)]
+        yield from (ReleasePart(line, holder.part) for line in dict.fromkeys(lines) if line)
+    lines = [place.used] if place.used else _last_lines(place, name)
+    for line in dict.fromkeys([*lines, place.made, *_last_lines(place, name)]):
+        if line:
+            yield DeleteAfterUse(line, name)
 
 
 def _last_lines(place: _Place, name: str) -> list[int]:

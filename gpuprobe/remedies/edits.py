@@ -92,6 +92,15 @@ class DeleteAfterUse:
 
 
 @dataclass(frozen=True)
+class ReleasePart:
+    """``part = None`` after the statement of the line with its variable: ``out['logits']`` of the
+    variable ``out``, of which other parts are still needed."""
+
+    line: int
+    part: str
+
+
+@dataclass(frozen=True)
 class NoGrad:
     """``with torch.no_grad():`` around the statements of these lines; the decorator for the lines
     of a function's header."""
@@ -169,6 +178,7 @@ Edit: TypeAlias = (
     | ExpandInsteadOfRepeat
     | WithoutAllocatorOption
     | DeleteAfterUse
+    | ReleasePart
     | NoGrad
     | SetKeyword
     | MapLocationCpu
@@ -203,8 +213,8 @@ def _changes(text: ProgramText, edit: Edit) -> list[Replacement] | Refused:
             return stored_as(text, line, name, method, every=every)
         case CloneStored() | ExpandInsteadOfRepeat() | WithoutAllocatorOption():
             return _smaller(text, edit)
-        case DeleteAfterUse(line, name):
-            return _deleted(text, line, name)
+        case DeleteAfterUse() | ReleasePart():
+            return _released(text, edit)
         case NoGrad(first, last):
             return without_grad(text, first, last)
         case SetKeyword():
@@ -274,6 +284,21 @@ def _without_option(text: ProgramText, line: int, option: str) -> list[Replaceme
 
 def _option_name(text: str) -> str:
     return text.partition(":")[0].strip()
+
+
+def _released(text: ProgramText, edit: DeleteAfterUse | ReleasePart) -> list[Replacement] | Refused:
+    if isinstance(edit, DeleteAfterUse):
+        return _deleted(text, edit.line, edit.name)
+    part = ast.parse(edit.part, mode="eval").body
+    if not isinstance(part, (ast.Attribute, ast.Subscript)) or not isinstance(part.value, ast.Name):
+        return Refused(Refusal.NOT_A_LOCAL, edit.part)
+    name = part.value.id
+    here = [one for one in text.statements(edit.line) if reads(one, name) or binds(one, name)]
+    if not here:
+        return Refused(Refusal.NO_STATEMENT, name)
+    if hasattr(here[-1], "body") or leaves(here[-1]):
+        return Refused(Refusal.NOT_REACHED)
+    return inserted_after(text, here[-1], f"{edit.part} = None")
 
 
 def _deleted(text: ProgramText, line: int, name: str) -> list[Replacement] | Refused:

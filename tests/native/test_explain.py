@@ -203,7 +203,7 @@ for step in range(4):
         (LOSSES, "kept-graphs", "reg = net(x)", "losses", "    losses.append(reg.detach())"),
         (EVALUATION, "evaluation", "result = net", "", "        with torch.no_grad():"),
         (VARIABLE, "live-variable", "big = torch.randn", "big (a Tensor in train", ""),
-        (RESULT, "live-variable", "logits=x @", "out", "        out = None"),
+        (RESULT, "live-variable", "logits=x @", "out", "        out['logits'] = None"),
         (CYCLE, "cycle", "x.repeat", "State.me", ""),
         (
             REPEATED,

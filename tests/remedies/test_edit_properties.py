@@ -22,6 +22,7 @@ from gpuprobe.remedies.edits import (
     InsertCall,
     MapLocationCpu,
     NoGrad,
+    ReleasePart,
     SetKeyword,
     ToCpu,
     Where,
@@ -124,6 +125,7 @@ def edits(draw: st.DrawFn, lines: int) -> Edit:
                 Detach(line, name),
                 ToCpu(line, name),
                 DeleteAfterUse(line, name),
+                ReleasePart(line, f"{name}.out"),
                 NoGrad(line, line),
                 NoGrad(line, min(lines, line + 2)),
                 SetKeyword(line, "f", "k", "1"),
@@ -187,7 +189,9 @@ def assert_other_lines_stay(edit: Edit, text: ProgramText, found: ProgramText) -
             for row in (before[number] for number in changed)
         )
         return
-    if isinstance(edit, (InsertCall, ClearAfterLoop, DeleteAfterUse)) and not one_line(text):
+    if isinstance(edit, (InsertCall, ClearAfterLoop, DeleteAfterUse, ReleasePart)) and not one_line(
+        text
+    ):
         assert not changed
     assert len(changed) <= 4
 

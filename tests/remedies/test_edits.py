@@ -20,6 +20,7 @@ from gpuprobe.remedies.edits import (
     InsertCall,
     MapLocationCpu,
     NoGrad,
+    ReleasePart,
     SetKeyword,
     ToCpu,
     Where,
@@ -230,6 +231,17 @@ def test_a_variable_is_deleted_after_its_last_use() -> None:
     assert both.count("del ") == 2
     assert refusal(LOOP, DeleteAfterUse(2, "logits")) is Refusal.USED_LATER
     assert refusal(LOOP, DeleteAfterUse(4, "loss")) is Refusal.USED_LATER
+
+
+def test_a_part_of_a_result_is_released_where_other_parts_are_needed() -> None:
+    source = "for x in data:\n    out = model(x)\n    out.loss.backward()\n"
+    edit = ReleasePart(2, "out['logits']")
+    released = source.replace("(x)\n", "(x)\n    out['logits'] = None\n")
+    assert edited(source, edit) == released
+    assert refusal(source, ReleasePart(1, "out.logits")) is Refusal.NO_STATEMENT
+    assert refusal(source, ReleasePart(2, "out")) is Refusal.NOT_A_LOCAL
+    returned = "def f(x):\n    return out.logits\n"
+    assert refusal(returned, ReleasePart(2, "out.logits")) is Refusal.NOT_REACHED
 
 
 def test_a_value_read_after_the_loop_is_released_before_the_next_one() -> None:

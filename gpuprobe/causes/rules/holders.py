@@ -61,12 +61,16 @@ def diagnose(group: HeldGroup) -> Answer | None:
         return None
     name = holder.path[0].label
     last = "" if main.last_use is None else f", last used at {main.last_use}"
+    part = holder.part if 2 * main.bytes > group.bytes else ""
     return Answer(
         LIVE_VARIABLE,
         f"{size} from {main.made_at} are {used}{last}: the variable {_variable(holder, name)} "
-        "keeps them",
-        f"delete it after its last use: del {name}",
-        code=f"del {name}",
+        "keeps them" + (f", as {part}" if part else ""),
+        f"release it after its last use: {part} = None, or del {name} where no other part of it is "
+        "needed"
+        if part
+        else f"delete it after its last use: del {name}",
+        code=f"{part} = None" if part else f"del {name}",
         edit=EditKind.DELETE,
     )
 

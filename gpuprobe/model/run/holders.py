@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 from pathlib import PurePath
 
@@ -28,6 +29,8 @@ class HolderRoot(str, Enum):
     DDP = "ddp"  # the buckets of DistributedDataParallel's reducer
     OUTSIDE = "outside"  # C++, or a value that an expression computes: no name refers to it
 
+
+_PART = re.compile(r"\.\w+|\['\w+'\]")
 
 NODE_HOOKS = "hooks"
 """How a path begins with the hooks of a node of autograd, to which no object of Python refers."""
@@ -141,6 +144,16 @@ class Holder:
         elements of.
         """
         return next((step for step in self.path if (step.holding or 0) > 1), None)
+
+    @property
+    def part(self) -> str:
+        """The attribute or element of a variable's object that is the tensor: ``out['logits']``;
+        empty if the path is another one.
+        """
+        if self.kept is not Kept.TENSOR or len(self.path) != 2:
+            return ""
+        name, label = (step.label for step in self.path)
+        return name + label if _PART.fullmatch(label) else ""
 
     @property
     def of_graph(self) -> bool:
