@@ -50,6 +50,11 @@ class RankError:
     out_of_memory: bool
     place: str
 
+    @property
+    def located(self) -> str:
+        """The message, with the place."""
+        return f"{self.message} (at {self.place})" if self.place else self.message
+
 
 @record(frozen=True)
 class RecordingInfo:

@@ -90,7 +90,7 @@ def test_a_failed_allocation_is_explained_first() -> None:
         "Why it ran out of memory Out of memory, but the GPU is not full: the 15.0 MiB requested "
         "at /home/u/project/model.py:12 in forward failed with 45.0 MiB allocated" in text
     )
-    assert "no single hole was large enough: fragmentation" in text
+    assert "too small for the request: fragmentation" in text
     assert "gpuprobe replay --search" in text
     assert text.index("Why it ran out") < text.index("Fragmentation")
 

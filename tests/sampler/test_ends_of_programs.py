@@ -30,7 +30,7 @@ def train(optimize):
 references = []
 gc.disable()
 optimize = sys.argv[1] == "optimizer"
-with limit(2) if optimize else limit_without_optimizer(2, Enough):
+with limit(lambda: 2) if optimize else limit_without_optimizer(lambda: 2, Enough):
     try:
         train(optimize)
     except Enough:

@@ -203,18 +203,24 @@ class Biographies:
         return self._failures[at - 1] if at else -2
 
     def freed_in_backward(self, row: int) -> bool:
-        """Whether a backward pass frees the row: it allocates before and after that."""
+        """Whether a backward pass frees the row: it allocates before that, and has used the row or
+        allocates after it.
+        """
         freed = self.ledger.freed[row]
         if freed >= self.ledger.events:
             return False
         after = bisect_right(self.ledger.start, freed, 0, self.ledger.made)
-        return 0 < after < self.ledger.made and all(
-            self._made_in_backward(one) for one in (after - 1, after)
-        )
+        before = (self._phase("made_phase", one) for one in range(after - 1, -1, -1))
+        # What a library allocates, such as a workspace, has no phase.
+        if "backward" not in next(filter(any, before), ()):
+            return False
+        if "backward" in self._phase("last_phase", row):
+            return True
+        return after < self.ledger.made and "backward" in self._phase("made_phase", after)
 
-    def _made_in_backward(self, row: int) -> bool:
+    def _phase(self, column: str, row: int) -> list[str]:
         strings = self.ledger.trace.stacks.strings
-        return "backward" in strings[self.ledger.values("made_phase", [row])[0]].split("/")
+        return strings[self.ledger.values(column, [row])[0]].split("/")
 
     def ends_of_use(self) -> list[int]:
         """For each row, the event before which it could be freed: after its last use; its own end

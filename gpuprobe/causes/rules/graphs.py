@@ -25,7 +25,7 @@ def diagnose(group: HeldGroup) -> Answer | Expected | None:
     nameless = holder.kept is Kept.GRAD and holder.root is HolderRoot.OUTSIDE
     if holder.kept not in (Kept.SAVED, Kept.VARIABLE) and not nameless:
         return None
-    if 2 * sum(b.bytes for b in group.blocks if b.freed_in_backward) > group.bytes:
+    if 2 * sum(b.bytes for b in group.blocks if b.freed_in_backward) >= group.bytes:
         return EXPECTED
     size = human_bytes(group.bytes)
     of_gradients = any(step.label == ".grad" for step in holder.path)

@@ -15,6 +15,7 @@ from gpuprobe.model.values import Unavailable
 
 EXAMPLES = {
     "gpuprobe doctor": "what is wrong on this machine, and how to fix it",
+    "gpuprobe doctor --demo ecc": "a simulated machine with errors of memory",
     "torchrun --nproc-per-node 8 -m gpuprobe doctor --distributed": "check the ranks of a job",
 }
 

@@ -293,10 +293,15 @@ class ProgramError:
     place: str = ""
 
     @property
+    def located(self) -> str:
+        """The message, with the place."""
+        return f"{self.message} (at {self.place})" if self.place else self.message
+
+    @property
     def text(self) -> str:
         """The error in one line, with its place."""
-        at = f" (at {self.place})" if self.place else ""
-        return f"{self.type}: {self.message}".partition("\n")[0] + at
+        first = replace(self, message=self.message.partition("\n")[0])
+        return f"{first.type}: {first.located}"
 
     @property
     def lacks_launcher(self) -> bool:

@@ -93,7 +93,7 @@ def of_report(report: Report, tracks: Sequence[Track] = ()) -> Markup:
     return _fragment(
         el("h4", report.recording.name),
         el("p", " · ".join([outcome(report), *facts(report)]), class_="note"),
-        el("p", el("b", error.type), f": {error.message}", class_="banner") if error else None,
+        el("p", el("b", error.type), f": {error.located}", class_="banner") if error else None,
         *(el("p", f"not recorded: {text}", class_="note") for text in report.recording.missing),
         draw.parts(found["head"]),
         el(

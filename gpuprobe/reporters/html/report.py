@@ -122,7 +122,7 @@ def _answer(report: Report, found: dict[str, Section], draw: Drawing) -> Markup:
     banner = None
     if error is not None:
         of = f" (rank {error.rank})" if len(report.ranks) > 1 else ""
-        banner = el("p", el("b", error.type), f": {error.message}{of}", class_="banner")
+        banner = el("p", el("b", error.type), f": {error.located}{of}", class_="banner")
     missing = report.recording.missing
     cards = [
         draw.card(found["peak"]),

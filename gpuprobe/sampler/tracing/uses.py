@@ -300,10 +300,11 @@ class Uses:
         if not self._on:
             return below(op, args, kwargs)
         about = self._operators.get(id(op)) or self._describe_operator(op)
-        if about.views:
-            self._places.viewed()
-            return below(op, args, kwargs)
-        if about.reads_number and not args[0].is_cuda:
+        if about.views or (about.reads_number and not args[0].is_cuda):
+            if self.work is not None and self.work.on:
+                self.work.note_host_only(self._places.here(), self._path())
+            elif about.views:
+                self._places.viewed()
             return below(op, args, kwargs)
         began = perf_counter_ns() if self._timed and not self._count % _TIMED else 0
         placed = self._places.counted

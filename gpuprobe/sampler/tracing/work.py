@@ -45,6 +45,8 @@ _OPERATORS: Final = {
     Action.FILL: (WorkKind.ELEMENTS, "fill"),
     Action.COLLECTIVE: (WorkKind.COLLECTIVE, "collective"),
 }
+_HOST_ONLY: Final = (1 << 32) - 1
+"""The last number of an operator in the log of calls."""
 _BY_RANK: Final = frozenset(("AllGather", "ReduceScatter", "Gather", "Scatter"))
 """Collectives whose calls have the bytes of one rank; all that is moved is as much of each."""
 
@@ -74,6 +76,7 @@ class WorkTrace:
 
     def _forget(self) -> None:
         self._noted: dict[int, tuple[Work | None, int, str]] = {}
+        self._host_only: dict[tuple[int, str], int] = {}  # by place and phase, one number for all
         self._tokens: dict[Any, int] = {}
         self._images: dict[Any, int] = {}
 
@@ -110,6 +113,16 @@ class WorkTrace:
         self._note(number, work, place, phase)
         if work is not None and phase.startswith("forward"):
             self._count_inputs(work, args)
+
+    def note_host_only(self, place: int, phase: str) -> None:
+        """An operator is called that takes the time of the host alone, such as a view: none of its
+        calls is for a GPU.
+        """
+        number = self._host_only.get((place, phase))
+        if number is None:
+            number = self._host_only[place, phase] = _HOST_ONLY - len(self._host_only)
+            self._note(number, None, place, phase)
+        self.end(self.begin(number))
 
     def _note(self, number: int, work: Work | None, place: int, phase: str) -> None:
         if len(self._noted) < MOST_WORK:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from gpuprobe.model.causes import MemoryCause
 from gpuprobe.model.findings import Finding, Level
@@ -181,11 +181,9 @@ def _title(report: Report, *, full: bool) -> Section:
     error = recording.error
     if error is not None:
         where = f" (rank {error.rank})" if len(report.ranks) > 1 else ""
-        message = error.message
         if error.out_of_memory and not full:
-            message = message.partition(_ADVICE_OF_TORCH)[0]
-        at = f", at {error.place}" if error.place else ""
-        parts.append(Line(f"{message}{at}{where}", "item", error.type))
+            error = replace(error, message=error.message.partition(_ADVICE_OF_TORCH)[0])
+        parts.append(Line(f"{error.located}{where}", "item", error.type))
     missing = recording.missing if full else recording.missing[:_FEW_MISSING]
     parts += [Line(text, "item", "not recorded") for text in missing]
     level = None if error is None else Level.ERROR

@@ -47,7 +47,7 @@ def process_sections(report: Report) -> list[Section]:
     """Each rank's process."""
     rows = []
     for row in report.ranks:
-        error = "" if row.error is None else f"{row.error.type}: {row.error.message}"
+        error = "" if row.error is None else f"{row.error.type}: {row.error.located}"
         spent = row.duration_ns
         rows.append(
             Row(
@@ -98,7 +98,7 @@ def child_sections(report: Report, *, full: bool) -> list[Section]:
         found.sort(key=lambda row: -max((_least(peak.allocated) for peak in row.peaks), default=0))
     rows = []
     for child in found[:most]:
-        error = "" if child.error is None else f"{child.error.type}: {child.error.message}"
+        error = "" if child.error is None else f"{child.error.type}: {child.error.located}"
         spent = child.duration_ns
         time = Cell("-", -1, spent.reason) if isinstance(spent, Unavailable) else duration(spent)
         for peak in child.peaks or (ChildPeak("-", _NOTHING, _NOTHING),):
