@@ -147,10 +147,10 @@ class Holder:
 
     @property
     def part(self) -> str:
-        """The attribute or element of a variable's object that is the tensor: ``out['logits']``;
-        empty if the path is another one.
+        """The element, or the attribute, of a variable's container that is the tensor:
+        ``out['logits']``; empty if the path is another one.
         """
-        if self.kept is not Kept.TENSOR or len(self.path) != 2:
+        if self.kept is not Kept.TENSOR or len(self.path) != 2 or self.path[0].size is None:
             return ""
         name, label = (step.label for step in self.path)
         return name + label if _PART.fullmatch(label) else ""
