@@ -565,6 +565,8 @@ class _Explaining:
             group = others
             if self._triable:
                 tried = self._best(edits, effect)
+                if tried.refuted and one.answer.edit in _WHOLE_REMEDIES:
+                    continue
                 if not tried.helped or not _saves_little(tried.effect, effect):
                     effect, made = tried.effect, tried.edit
                 elif one.answer.edit in _WHOLE_REMEDIES:
