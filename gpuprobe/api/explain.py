@@ -790,11 +790,15 @@ def _ranked(
 ) -> tuple[MemoryCause, ...]:
     """All causes, those of cached memory first if it is more than the others save.
     ``less_reserved``: by patch, the reserved bytes that a remedy saves; what it frees in time is no
-    free block of the cache, either. Where a tensor grows, that is why the cache has free blocks of
-    many sizes.
+    free block of the cache, either, unless its own memory is little of that. Where a tensor grows,
+    that is why the cache has free blocks of many sizes.
     """
     most = max(
-        (max(_saved(one), less_reserved.get(one.effect.patch, 0)) for one in causes), default=0
+        (
+            max(_saved(one), min(less_reserved.get(one.effect.patch, 0), 2 * _saved(one)))
+            for one in causes
+        ),
+        default=0,
     )
     grown = any(one.rule == GROWN for one in causes)
     first = [one for one in cached if _saved(one) > most and not (grown and one.rule == FRAGMENTS)]

@@ -121,10 +121,11 @@ def _deletions(place: _Place) -> Iterator[Edit]:
     if holder.part:
         lines = [place.used, place.made, *_lines_with(place.text, name)]
         yield from (ReleasePart(line, holder.part) for line in dict.fromkeys(lines) if line)
+    if name in ("self", "cls"):
+        return  # its caller has it as well
     lines = [place.used] if place.used else _last_lines(place, name)
-    for line in dict.fromkeys([*lines, place.made, *_last_lines(place, name)]):
-        if line:
-            yield DeleteAfterUse(line, name)
+    lines += [place.made, *(_last_lines(place, name) if holder.part else ())]
+    yield from (DeleteAfterUse(line, name) for line in dict.fromkeys(lines) if line)
 
 
 def _last_lines(place: _Place, name: str) -> list[int]:
