@@ -196,7 +196,7 @@ def ring(number, frame):
 signal.signal(signal.SIGUSR1, handle)
 threading.Thread(target=later).start()
 signal.signal(signal.SIGALRM, ring)
-signal.setitimer(signal.ITIMER_REAL, 0.01)
+signal.setitimer(signal.ITIMER_REAL, 0.001)
 raise ValueError("of the program")
 """
 

@@ -35,7 +35,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
 import weakref
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -598,17 +597,6 @@ def _flush_after_a_file() -> None:
             stream.flush()  # type: ignore[union-attr]
 
 
-def _wait_for_threads() -> None:
-    """As Python does: of the module that has the name; what a signal's handler raises is ignored."""
-    threads = sys.modules.get("threading")
-    if threads is None:
-        return
-    try:
-        threads._shutdown()
-    except BaseException:  # noqa: BLE001
-        _print(f"Exception ignored in: {threads!r}\n{traceback.format_exc()}")
-
-
 def _end(code: object, how: End) -> NoReturn:
     """End the process as the interpreter does. KeyboardInterrupt: by SIGINT."""
     interrupted = code is KeyboardInterrupt
@@ -626,7 +614,9 @@ def _end(code: object, how: End) -> NoReturn:
             with contextlib.suppress(OSError):
                 os.write(2, f"{code}\n".encode())
         code = 1
-    _wait_for_threads()
+    threads = sys.modules.get("threading")  # as Python does: of the module that has the name
+    if threads is not None:
+        threads._shutdown()
     atexit._run_exitfuncs()
     vars(sys.modules["__main__"]).clear()
     gc.collect()
