@@ -142,8 +142,8 @@ _AS_MUCH: Final = 1.1
 place."""
 _NO_EDIT: Final = Unavailable("no edit is made for this")
 _TENSOR: Final = "Tensor"
-_PARAMETER: Final = "Parameter"
 """The type of a variable that only an assignment stores anything in."""
+_PARAMETER: Final = "Parameter"
 _LEAST_STEPS: Final = 12
 """Training steps that are run of a longer program: most growth shows in these."""
 _EPOCH: Final = 0.1

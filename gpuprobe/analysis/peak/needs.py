@@ -402,22 +402,22 @@ def lifespans_at(trace: MemoryTrace | Ledger, event: int) -> LifespanTable:
     ledger = ledger_of(trace)
     times = ledger.trace.events.column("time_us")
     last = ledger.events - 1
-    found: dict[tuple[bool, bool], list[tuple[int, int]]] = {}
+    lives: dict[tuple[bool, bool], list[tuple[int, int]]] = {}
     for row in ledger.alive(event):
         begins, ends = row < ledger.made, ledger.freed[row] <= last
         first, end = max(ledger.start[row], 0), min(ledger.freed[row], last)
         spent = 1000 * (times[end] - times[first])
-        found.setdefault((begins, ends), []).append((max(0, spent), ledger.size[row]))
+        lives.setdefault((begins, ends), []).append((max(0, spent), ledger.size[row]))
     rows = tuple(
         Lifespan(
             begins_in_trace=key[0],
             ends_in_trace=key[1],
-            bytes=sum(size for _, size in found[key]),
-            blocks=len(found[key]),
-            shortest_ns=min(spent for spent, _ in found[key]),
-            longest_ns=max(spent for spent, _ in found[key]),
+            bytes=sum(size for _, size in lives[key]),
+            blocks=len(lives[key]),
+            shortest_ns=min(spent for spent, _ in lives[key]),
+            longest_ns=max(spent for spent, _ in lives[key]),
         )
-        for key in sorted(found)
+        for key in sorted(lives)
     )
     timed = last >= 0 and bool(times[last])
     return LifespanTable(sum(row.bytes for row in rows), rows, timed)

@@ -80,7 +80,7 @@ def _compared(live: LiveMemory) -> dict[int, int]:
     the other, and joined.
     """
     requested, width = live.ledger.requested, live.column("width")
-    found = {}
+    compared = {}
     for row in range(len(live.ledger)):
         name = live.text("made_name", row)
         if name == "eq":
@@ -95,8 +95,8 @@ def _compared(live: LiveMemory) -> dict[int, int]:
             continue
         classes = requested[row] // width[row] // max(1, requested[indices] // _INDEX)
         if classes >= _LEAST_CLASSES and count in (1, classes):
-            found[row] = requested[indices]
-    return found
+            compared[row] = requested[indices]
+    return compared
 
 
 def _indices_of(live: LiveMemory, row: int) -> int | None:

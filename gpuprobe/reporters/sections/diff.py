@@ -102,34 +102,34 @@ def compiled_section(diff: Diff, top: int = 15) -> list[Section]:
 
 def measured_time_section(diff: Diff) -> list[Section]:
     """The predicted and the measured time of a step, and where they differ."""
-    found = diff.step_time
-    if found is None:
+    time = diff.step_time
+    if time is None:
         return []
     title = "Step time, predicted and measured"
-    if isinstance(found, Unavailable):
-        parts: tuple[Part, ...] = (Line(f"not predicted: {found.reason}"),)
+    if isinstance(time, Unavailable):
+        parts: tuple[Part, ...] = (Line(f"not predicted: {time.reason}"),)
         return [Section(title, parts, "step-time", title)]
-    gap = found.measured_ns / found.predicted.expected_ns - 1
-    where = "in" if found.inside else "outside of"
+    gap = time.measured_ns / time.predicted.expected_ns - 1
+    where = "in" if time.inside else "outside of"
     lines: list[Part] = [
-        Line(f"predicted {span_text(found.predicted)}", "item"),
+        Line(f"predicted {span_text(time.predicted)}", "item"),
         Line(
-            f"measured {human_ns(found.measured_ns)} on {found.gpu} "
-            f"(median of {plural(found.steps, 'step')}): {gap:+.0%}, {where} the range",
+            f"measured {human_ns(time.measured_ns)} on {time.gpu} "
+            f"(median of {plural(time.steps, 'step')}): {gap:+.0%}, {where} the range",
             "item",
         ),
     ]
-    if found.data_ns:
-        waits = f"{human_ns(found.data_ns)} of a step wait for data, which is not predicted"
+    if time.data_ns:
+        waits = f"{human_ns(time.data_ns)} of a step wait for data, which is not predicted"
         lines.append(Line(waits, "item"))
-    if not found.inside and not found.phases:
+    if not time.inside and not time.phases:
         lines.append(Line("where they differ is unknown: no times on the GPU were recorded"))
-    if found.phases:
-        lines.append(_phase_table(found))
+    if time.phases:
+        lines.append(_phase_table(time))
     return [Section(title, tuple(lines), "step-time", title)]
 
 
-def _phase_table(found: MeasuredStepTime) -> Table:
+def _phase_table(time: MeasuredStepTime) -> Table:
     columns = (
         Column("phase", 24),
         Column("predicted", 12, number=True),
@@ -145,7 +145,7 @@ def _phase_table(found: MeasuredStepTime) -> Table:
                 _longer(one.measured_ns - one.predicted_ns),
             )
         )
-        for one in found.phases
+        for one in time.phases
     ]
     return Table("step time by phase", columns, tuple(rows))
 

@@ -183,13 +183,13 @@ def held_elsewhere(
     return others
 
 
-def other_names_of(found: Mapping[Key, Holder], sizes: Mapping[Key, int]) -> Holders:
-    """By which other names that last the program reaches storages whose holders were `found`: for
+def other_names_of(holders: Mapping[Key, Holder], sizes: Mapping[Key, int]) -> Holders:
+    """By which other names that last the program reaches storages whose ``holders`` are known: for
     each object that a variable leads to them by, what a search finds that does not begin with this
     variable. Deleting one name frees nothing. Of what `held_elsewhere` tries.
     """
     groups: dict[_Variable, list[Key]] = defaultdict(list)
-    for key, one in found.items():
+    for key, one in holders.items():
         of_name = one.root in (HolderRoot.LOCAL, HolderRoot.GLOBAL) and one.kept is Kept.TENSOR
         if len(one.path) > 1 and of_name:
             module = one.name.removesuffix("".join(step.label for step in one.path))
