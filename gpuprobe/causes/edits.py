@@ -120,7 +120,11 @@ def _deletions(place: _Place) -> Iterator[Edit]:
     name = holder.path[0].label
     if holder.part:
         lines = [place.used, place.made, *_lines_with(place.text, name)]
-        yield from (ReleasePart(line, holder.part) for line in dict.fromkeys(lines) if line)
+        yield from (
+            ReleasePart(line, holder.part, holder.of_named_tuple)
+            for line in dict.fromkeys(lines)
+            if line
+        )
     if name in ("self", "cls"):
         return  # its caller has it as well
     lines = [place.used] if place.used else _last_lines(place, name)

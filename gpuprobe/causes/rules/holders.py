@@ -11,6 +11,7 @@ from gpuprobe.causes.groups import HeldBlock, HeldGroup
 from gpuprobe.causes.wording import kept_in
 from gpuprobe.model.run.holders import Holder, HolderRoot, Kept
 from gpuprobe.model.text import human_bytes
+from gpuprobe.remedies.edits import ReleasePart
 from gpuprobe.user_frames import is_user_file
 
 LIVE_VARIABLE = "live-variable"
@@ -62,15 +63,16 @@ def diagnose(group: HeldGroup) -> Answer | None:
     name = holder.path[0].label
     last = "" if main.last_use is None else f", last used at {main.last_use}"
     part = holder.part if 2 * main.bytes > group.bytes else ""
+    release = ReleasePart(0, part, holder.of_named_tuple).code if part else f"del {name}"
     return Answer(
         LIVE_VARIABLE,
         f"{size} from {main.made_at} are {used}{last}: the variable {_variable(holder, name)} "
         "keeps them" + (f", as {part}" if part else ""),
-        f"release it after its last use: {part} = None, or del {name} where no other part of it is "
+        f"release it after its last use: {release}, or del {name} where no other part of it is "
         "needed"
         if part
-        else f"delete it after its last use: del {name}",
-        code=f"{part} = None" if part else f"del {name}",
+        else f"delete it after its last use: {release}",
+        code=release,
         edit=EditKind.DELETE,
     )
 
@@ -115,8 +117,10 @@ def _is_result(group: HeldGroup, holder: Holder) -> bool:
     if not holder.path or holder.root not in (HolderRoot.LOCAL, HolderRoot.GLOBAL):
         return False
     first = holder.path[0]
+    if first.size is None and (not holder.part or first.label in ("self", "cls")):
+        return False
     made = {block.frames for block in group.blocks}
-    return first.size is not None and first.kind not in _GROWING and len(made) == len(group.blocks)
+    return first.kind not in _GROWING and len(made) == len(group.blocks)
 
 
 def _variable(holder: Holder, name: str) -> str:
