@@ -405,6 +405,55 @@ def test_needed_memory_has_the_suggestion_of_a_report(tmp_path: Path) -> None:
     assert "try: Use activation checkpointing" in shown.stdout
 
 
+ENSEMBLE = (
+    START
+    + """\
+import copy
+kept = []
+for step in range(10):
+    loss = net(torch.randn(64, 64, device="cuda")).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if step % 2:
+        kept = [*kept, copy.deepcopy(net)][-4:]
+with torch.no_grad():
+    x = torch.randn(64, 64, device="cuda")
+    print(sum(one(x) for one in kept).norm())
+"""
+)
+
+
+def test_what_the_end_of_the_program_uses_does_not_grow_for_nothing(tmp_path: Path) -> None:
+    _, found = explain(tmp_path, ENSEMBLE)
+    assert found["causes"] == []
+
+
+GRADIENTS_OF_BEFORE = """\
+import torch
+from torch import nn
+
+runs = []
+for width in (1024, 2048, 4096):
+    net = nn.Sequential(nn.Linear(512, width), nn.ReLU(), nn.Linear(width, 8)).cuda()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    runs.append(net)
+    for step in range(3):
+        net(torch.randn(8, 512, device="cuda")).sum().backward()
+        optimizer.step()
+        if step < 2:
+            optimizer.zero_grad()
+"""
+
+
+def test_gradients_that_an_optimizer_has_read_are_not_called_unread(tmp_path: Path) -> None:
+    _, found = explain(tmp_path, GRADIENTS_OF_BEFORE)
+    gradients = [one for one in found["causes"] if "gradients" in one["sentence"]]
+    assert gradients
+    assert all("requires_grad_" not in one["remedy"] for one in gradients)
+    assert gradients[0]["rule"] == "late-zero-grad"
+
+
 SMALL = """\
 import torch
 from torch import nn
