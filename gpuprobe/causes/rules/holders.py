@@ -52,8 +52,9 @@ def diagnose(group: HeldGroup) -> Answer | None:
         return Answer(
             "kept-tensors",
             f"{size} from {main.made_at} are {used} and kept by {_kept_by(group, holder)}",
-            "drop what is not needed any more, or keep copies on the CPU (.detach().cpu())",
-            code=".detach().cpu()",
+            "drop what is not needed any more, or keep copies on the CPU (.detach().cpu()"
+            + (" of each tensor)" if _in_parts(holder) else ")"),
+            code="" if _in_parts(holder) else ".detach().cpu()",
             edit=EditKind.TO_CPU,
         )
     if not holder.path or (main.phase == "backward" and not main.earlier):
@@ -98,6 +99,13 @@ def _is_of_an_object(holder: Holder) -> bool:
     """Whether a path goes from a cache through the first argument of a call to its attributes."""
     labels = [step.label for step in holder.path[1:3]]
     return len(labels) == 2 and labels[0] == "[0]" and labels[1].startswith(".")
+
+
+def _in_parts(holder: Holder) -> bool:
+    """Whether the elements of the container are containers of tensors, too."""
+    return (
+        holder.container is not None and holder.path.index(holder.container) < len(holder.path) - 2
+    )
 
 
 def _kept_by(group: HeldGroup, holder: Holder) -> str:

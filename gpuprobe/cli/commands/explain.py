@@ -3,7 +3,7 @@
 The program runs on a simulated GPU several times, from its start to its end. If its training takes
 long, its first epoch is ended after some steps, and the program after the evaluation that follows.
 Files that exist are kept: what it writes to them goes to copies. New files are written.
-A command that starts several ranks runs once: each rank's causes are found, no remedy is tried.
+A command that starts ranks runs once, and no remedy is tried.
 Options of gpuprobe may also follow the script, unless the script has options of the same name.
 """
 
