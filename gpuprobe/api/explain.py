@@ -593,11 +593,14 @@ class _Explaining:
             group = others
             if self._triable:
                 tried = self._best(edits, effect)
-                if tried.refuted and one.answer.edit in _WHOLE_REMEDIES:
+                holder = one.group.holder
+                # An attribute may have to be released in a method, which has no name of this one.
+                whole = one.answer.edit in _WHOLE_REMEDIES and not (holder and holder.of_object)
+                if tried.refuted and whole:
                     continue
                 if not tried.helped or not _saves_little(tried.effect, effect):
                     effect, made = tried.effect, tried.edit
-                elif one.answer.edit in _WHOLE_REMEDIES:
+                elif whole:
                     continue  # other memory is as high a moment later
                 else:
                     effect = replace(effect, note="an edit was tried, and saves less")

@@ -192,6 +192,23 @@ NAMED_TUPLE = _SLOT.replace(
     "from collections import namedtuple\nOutput = namedtuple('Output', 'logits inputs')",
 )
 
+ATTRIBUTE = (
+    START
+    + """\
+class Pipeline:
+    def step(self):
+        self.batch = torch.randn(4096, 12, 64, device="cuda")
+        loss = net(self.batch.mean(1)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+pipeline = Pipeline()
+for step in range(3):
+    pipeline.step()
+"""
+)
+
 CONTROL = (
     START
     + """\
@@ -214,6 +231,7 @@ for step in range(4):
         (VARIABLE, "live-variable", "big = torch.randn", "big (a Tensor in train", ""),
         (RESULT, "live-variable", "logits=x @", "out", "        out['logits'] = None"),
         (NAMESPACE, "live-variable", "logits=x @", "out", "        out.logits = None"),
+        (ATTRIBUTE, "live-variable", "self.batch =", "batch", ""),
         (
             NAMED_TUPLE,
             "live-variable",

@@ -71,6 +71,8 @@ def diagnose(group: HeldGroup) -> Answer | None:
         "keeps them" + (f", as {part}" if part else ""),
         f"release it after its last use: {release}, or del {name} where no other part of it is "
         "needed"
+        if part and not holder.of_object
+        else f"release it after its last use: {release}"
         if part
         else f"delete it after its last use: {release}",
         code=release,
