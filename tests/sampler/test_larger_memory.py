@@ -466,6 +466,10 @@ def attention_weights_in_a_loss() -> None:  # a teacher's are imitated, for exam
     _attended(attend)
 
 
+def attention_weights_by_a_sigmoid() -> None:  # pairs of which a product remains
+    _attended(lambda q, k, v: ((q @ k.mT).flatten(0, 1) / 8).sigmoid() @ v.flatten(0, 1))
+
+
 class Packed(nn.Module):
     """Weights of one byte a number, or of four that no optimizer trains."""
 
@@ -676,6 +680,7 @@ KINDS: dict[Callable[[], None], str] = {
     attention_weights_of_transformers: "attention-weights",
     fused_attention: "",
     attention_weights_in_a_loss: "",
+    attention_weights_by_a_sigmoid: "",
     messages_of_edges: "saved-unread",
     scattered_messages: "",
     messages_without_a_backward_pass: "",
