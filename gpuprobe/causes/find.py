@@ -248,10 +248,40 @@ def _unneeded(
                     alone.peak(traced),
                     replay,
                     FREED_AFTER_USE if others is None else FREED_EARLY,
-                    bound=Bound.OR_MORE if others is None else Bound.EXACT,
+                    bound=Bound.OR_MORE
+                    if others is None
+                    else _bound(group, answer, replay, blocks, holders),
                 )
             if answer is not None:
                 break
+
+
+_EXACT: Final = 0.02
+"""The share of a group up to which more memory of its kind leaves a figure exact."""
+
+
+def _bound(
+    group: HeldGroup,
+    answer: Answer,
+    replay: FreedEarly,
+    blocks: Iterable[HeldBlock],
+    holders: Mapping[int, Holder],
+) -> Bound:
+    """Whether the remedy may free more than the group: what the same thing kept before, or what
+    waits for its use with the group, of which copies on the CPU take the place as well.
+    """
+    more = replay.alike_left()
+    if answer.edit is EditKind.TO_CPU and group.holder is not None:
+        owner, lines = group.holder.owner, {block.made_at for block in group.blocks}
+        more += sum(
+            block.bytes
+            for block in blocks
+            if block.need is Need.NOT_YET
+            and block.made_at in lines
+            and (holder := holders.get(block.row)) is not None
+            and holder.owner == owner
+        )
+    return Bound.OR_LESS if more > _EXACT * group.bytes else Bound.EXACT
 
 
 def _unreachable(lives: Biographies, event: int, holders: Mapping[int, Holder]) -> set[int]:
