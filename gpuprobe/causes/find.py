@@ -20,7 +20,7 @@ from gpuprobe.causes.groups import (
 )
 from gpuprobe.causes.live_memory import Excess, LiveMemory, Variable
 from gpuprobe.causes.replays import Both, FreedEarly, KindedTrace, Remedy, Replay, Smaller
-from gpuprobe.causes.rules import CACHED, LARGER, RULES, exceptions
+from gpuprobe.causes.rules import CACHED, LARGER, RULES, autocast, exceptions
 from gpuprobe.causes.rules.gradients import LATE_GRADIENTS
 from gpuprobe.causes.rules.holders import LIVE_VARIABLE
 from gpuprobe.causes.rules.log_softmaxes import SAVED
@@ -206,6 +206,8 @@ def searched_at(lives: Biographies, event: int, *, failed: bool = False) -> list
         left = {row: need for row, need in needs.items() if need is Need.OPEN}
         blocks.update((block.row, block) for block in held_blocks(lives, left))
         live = LiveMemory(lives, event)
+        converted = dict.fromkeys(autocast.converted(live), Need.LATER)
+        blocks.update((block.row, block) for block in held_blocks(lives, converted))
         for excess, _ in _larger(live, KindedTrace(lives)):
             rows = dict.fromkeys((*excess.rows, *excess.named), Need.LATER)
             blocks.update((block.row, block) for block in held_blocks(lives, rows))
@@ -233,7 +235,12 @@ def _unneeded(
     failed: bool,
 ) -> Iterator[Diagnosed]:
     lives = traced.lives
-    blocks = blocks_at(lives, event, failed=failed)
+    cached = {
+        lives.ledger.size[row]
+        for row, holder in holders.items()
+        if holder.root is HolderRoot.AUTOCAST
+    }
+    blocks = autocast.without_cached(blocks_at(lives, event, failed=failed), cached)
     last = () if otherwise is None else (otherwise,)
     for group in groups_of(blocks, holders, lives.tensors(event)):
         for rule in (*((exceptions.diagnose,) if failed else RULES), *last):
