@@ -31,6 +31,7 @@ from gpuprobe.hazards.events import ADDED, HOST, Event, Launch, Site
 from gpuprobe.hazards.footprint import Footprint, overlap
 from gpuprobe.hazards.freed import FreedBytes, LatentReuse
 from gpuprobe.hazards.log import EventLog
+from gpuprobe.hazards.untracked import untrack
 from gpuprobe.model.rules import Rule
 
 _PLACES: Final = 2048
@@ -257,8 +258,9 @@ class Engine:
         time = clock[actor] = clock[actor] + 1
         for address, where, write in accesses:
             block = self._blocks.get(address) or self._from_before(address)
-            access = (actor, time, where, write, op, site, note, block.history)
-            self._access(block, _new(Access, access), clock)
+            access = _new(Access, (actor, time, where, write, op, site, note, block.history))
+            untrack(access)
+            self._access(block, access, clock)
 
     def _publication(self, event: events.Publication) -> None:
         actor, op, accesses, site = event
@@ -361,6 +363,7 @@ class Engine:
                 self._race(rule, other, access, block)
             if rows != 1 or low > place.low or high < place.high:
                 kept.append(other)
+        untrack(kept)
         return kept
 
     def _prune(self, accesses: list[Access]) -> tuple[list[Access], int]:
