@@ -136,8 +136,10 @@ class EventSource(StreamSource):
             return
         try:
             with self._lock:
-                self.drain()
-                self.machine.enter_node()
+                if self._queue:
+                    self.drain()
+                if self.machine.in_backward:
+                    self.machine.enter_node()
                 call(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - reported as a gap of the coverage
             self.broken = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300]}"

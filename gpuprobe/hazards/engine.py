@@ -221,6 +221,7 @@ class Engine:
             clock = self._clocks[actor]
             kept = [access for access in kept if clock[access.actor] < access.time]
         if kept:
+            untrack(kept)
             self._freed.add(address, block.size, kept)
             # Only other streams can use memory after it could have been reused.
             if block.owner > 0 and self.many_streams and not block.private:
@@ -384,7 +385,7 @@ class Engine:
 
     def _check_inherited(
         self, block: TrackedBlock, access: Access, clock: list[int]
-    ) -> list[Access]:
+    ) -> Sequence[Access]:
         """Check an access against those of the bytes' former owners; return those that later
         accesses must be checked against.
         """
@@ -398,6 +399,9 @@ class Engine:
                 self._race(rules.USE_AFTER_FREE, other, access, block)
             else:
                 rest.append(other)
+        if not rest:
+            return ()
+        untrack(rest)
         return rest
 
     def _race(self, rule: Rule, first: Access, second: Access, block: TrackedBlock) -> None:

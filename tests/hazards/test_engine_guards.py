@@ -534,11 +534,16 @@ def test_the_garbage_collector_does_not_visit_what_is_kept_of_a_block() -> None:
     assert len(block.uses()) > 1
     kept = [block, block.history, block.writes, *block.uses()]
     assert not any(map(gc.is_tracked, kept))
+    run.reuse()
+    inherited = run.engine.block(0)
+    assert inherited is not None
+    assert inherited.inherited
+    assert not gc.is_tracked(inherited.inherited)
     # No cycle contains it, so that it ends without the collector.
     reference = weakref.ref(line)
     gc.disable()
     try:
-        del run, line, block, kept
+        del run, line, block, kept, inherited
         assert reference() is None
     finally:
         gc.enable()
