@@ -29,9 +29,21 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 
+# Tests with the mark `simulated` of a folder, which run in a process with a simulated GPU.
+SIMULATED = "tests/native/test_marked_gpu.py::test_files[simulated-{}]"
+
 # room -> (folder, tests, fastest first)
 ROOMS = {
-    "hazards": ("gpuprobe/hazards", ("tests/hazards",)),
+    "hazards": ("gpuprobe/hazards", ("tests/hazards", SIMULATED.format("hazards"))),
+    "causes": (
+        "gpuprobe/causes",
+        (
+            "tests/analysis",
+            SIMULATED.format("sampler"),
+            "tests/native/test_larger_memory_causes.py",
+            "tests/native/test_explain.py",
+        ),
+    ),
     "allocator": ("gpuprobe/allocator", ("tests/allocator", "tests/snapshot")),
     "analysis": (
         "gpuprobe/analysis",
@@ -127,11 +139,15 @@ def _command(tests: tuple[str, ...], module: Path | None = None) -> str:
     """pytest on all of a room's tests: first on the files that name the module, as one of those
     probably fails.
     """
-    files = [file for folder in tests for file in sorted(Path(folder).rglob("test_*.py"))]
+    files = [
+        file
+        for path in map(Path, tests)
+        for file in (sorted(path.rglob("test_*.py")) if path.is_dir() else [path])
+    ]
     if module is not None:
         name = ".".join(module.with_suffix("").parts).removesuffix(".__init__")
         package = name.rpartition(".")[0]
-        texts = {file: file.read_text(encoding="utf-8") for file in files}
+        texts = {file: file.read_text("utf-8") if file.is_file() else "" for file in files}
         files.sort(key=lambda file: (name not in texts[file], package not in texts[file]))
     paths = " ".join(map(str, files))
     return f"{sys.executable} -m pytest -x -q -p no:cacheprovider {paths}"
