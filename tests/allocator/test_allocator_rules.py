@@ -8,6 +8,7 @@ import pytest
 from allocator_programs import MIB, pool_of
 from streamed_simulator import StreamedSimulator
 
+from gpuprobe.allocator import expandable
 from gpuprobe.allocator.driver import ADDRESS_ORDERS, SimulatedDriver
 from gpuprobe.allocator.layout import segments
 from gpuprobe.allocator.rules import allocation_size, round_size
@@ -334,6 +335,29 @@ def test_expandable_segments_span_nine_eighths_of_the_device() -> None:
     take(sim, 20 * MIB)
     (free_list,) = sim.pools[0].large.streams.values()
     assert free_list.unmapped[0].size == 160 * MIB  # 180 MiB less the mapped 20
+
+
+def test_an_address_range_is_shortened_at_its_end() -> None:
+    """A page of 20 MiB at its begin is mapped; 160 MiB are not."""
+
+    def shortened(size: int, end: int, *, free_page: bool = False) -> int:
+        sim = simulator("expandable_segments:True", device_memory=160 * MIB)
+        page = take(sim, 20 * MIB)
+        (free_list,) = sim.pools[0].large.streams.values()
+        (unmapped,) = free_list.unmapped
+        assert not expandable.shorten(page, MIB, 0)  # in use
+        if free_page:
+            sim.free(page)
+        start = unmapped.prev if free_page else unmapped
+        assert expandable.shorten(start, size * MIB, unmapped.address + end * MIB)
+        left = sum(block.size for block in free_list.unmapped)
+        assert unmapped.expandable.span == 20 * MIB + left
+        return left // MIB
+
+    assert shortened(size=100, end=160) == 80  # the most that is smaller than the request
+    assert shortened(size=100, end=40) == 40
+    assert shortened(size=100, end=160, free_page=True) == 60  # the run begins with the page
+    assert shortened(size=20, end=160) == 0
 
 
 @pytest.mark.parametrize("order", ADDRESS_ORDERS)
