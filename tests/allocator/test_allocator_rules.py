@@ -10,6 +10,7 @@ from streamed_simulator import StreamedSimulator
 
 from gpuprobe.allocator import expandable
 from gpuprobe.allocator.driver import ADDRESS_ORDERS, SimulatedDriver
+from gpuprobe.allocator.evidence import TieEvidence
 from gpuprobe.allocator.layout import segments
 from gpuprobe.allocator.rules import allocation_size, round_size
 from gpuprobe.allocator.settings import parse_conf
@@ -358,6 +359,19 @@ def test_an_address_range_is_shortened_at_its_end() -> None:
     assert shortened(size=100, end=40) == 40
     assert shortened(size=100, end=160, free_page=True) == 60  # the run begins with the page
     assert shortened(size=20, end=160) == 0
+
+
+def test_older_blocks_of_one_size_are_taken_in_the_order_that_the_trace_shows() -> None:
+    sim = simulator(tie_rule="block")
+    blocks = [take(sim, 20 * MIB) for _ in range(3)]
+    addresses = [block.address for block in blocks]
+    for block in blocks:
+        sim.free(block)
+    first, second, third = addresses
+    known = TieEvidence()
+    known.unknown = max(block.order for block in blocks)
+    known.order_by([sim.pools[0].large], [third, first])
+    assert [take(sim, 20 * MIB).address for _ in range(3)] == [third, second, first]
 
 
 @pytest.mark.parametrize("order", ADDRESS_ORDERS)
