@@ -338,6 +338,14 @@ def test_expandable_segments_span_nine_eighths_of_the_device() -> None:
     assert free_list.unmapped[0].size == 160 * MIB  # 180 MiB less the mapped 20
 
 
+def test_a_block_of_the_limit_is_not_split_for_less() -> None:
+    sim = simulator("max_split_size_mb:32")
+    large = take(sim, 32 * MIB)
+    sim.free(large)
+    assert take(sim, 30 * MIB).address != large.address
+    assert take(sim, 32 * MIB).address == large.address
+
+
 def test_an_address_range_is_shortened_at_its_end() -> None:
     """A page of 20 MiB at its begin is mapped; 160 MiB are not."""
 
