@@ -124,9 +124,11 @@ def _deletions(place: _Place) -> Iterator[Edit]:
     if holder is None or not holder.path:
         return
     name = holder.path[0].label
-    if holder.part:
-        lines = [place.used, place.made, *_lines_with(place.text, name)]
-        yield from (ReleasePart(line, holder.part) for line in dict.fromkeys(lines) if line)
+    for part in filter(None, (holder.part_also, holder.part)):
+        lines = [place.used, place.made, *_lines_with(place.text, re.split(r"\W", part)[0])]
+        yield from (
+            ReleasePart(line, part, holder.of_named_tuple) for line in dict.fromkeys(lines) if line
+        )
     if name in ("self", "cls"):
         return  # its caller has it as well
     lines = [place.used] if place.used else _last_lines(place, name)
