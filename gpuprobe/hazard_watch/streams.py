@@ -43,7 +43,7 @@ from gpuprobe.hazards.events import (
     StreamSynchronize,
 )
 from gpuprobe.hazards.footprint import Footprint, of_tensor, whole
-from gpuprobe.hazards.ledger import SyncLedger
+from gpuprobe.hazards.ledger import LineLedger
 from gpuprobe.hazards.untracked import untrack
 from gpuprobe.torch_support.operator_calls import called_by_engine
 from gpuprobe.torch_support.tensors import parts, storage_key
@@ -77,7 +77,7 @@ class StreamSource:
         self.engine = Engine()
         # The engine that gets launches and waits: within a capture, the graph's own.
         self.active = self.engine
-        self.ledger = SyncLedger()
+        self.ledger = LineLedger()
         self.allowed = 0  # open contexts in which synchronisations are allowed
         self.uncharged_graphs = 0  # replays of graphs that were captured before the check
         self._capture: CapturedGraph | None = None

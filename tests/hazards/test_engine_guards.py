@@ -22,6 +22,7 @@ from gpuprobe.hazards.events import (
     GraphReplay,
     HostAccess,
     Launch,
+    Publication,
     RecordStream,
     StreamOrder,
     StreamSynchronize,
@@ -491,6 +492,14 @@ def test_why_it_is_not_ordered_names_the_nearest_wait(run: Run) -> None:
     (race,) = run.engine.races
     message = finding(run.engine, race, lambda site: None).message
     assert "covers only work queued before the write" in message
+
+
+def test_a_gradient_is_written_where_it_is_published(run: Run) -> None:
+    """A read elsewhere races with it, and not only a write."""
+    run.engine.apply(Publication(run.side, "sum", [(0, Footprint(0, 8), True)], "backward"))
+    run.read(run.main)
+    (race,) = run.engine.races
+    assert (race.rule.id, race.rule.kind) == ("GP209", "read-after-write")
 
 
 @pytest.mark.parametrize("waits", [False, True])
