@@ -152,11 +152,16 @@ def job_of(row: Mapping[str, Any], programs: Mapping[str, Any]) -> Job | str:
         return Job("qwen_lora", options_of(sizes), 1, "1,1,2")
     if source == "modded-nanogpt":
         return modded(row, sizes)
-    if source == "gpt-3-small":
+    return newer(row, program, sizes)
+
+
+def newer(row: Mapping[str, Any], program: Mapping[str, Any], sizes: dict[str, Any]) -> Job | str:
+    """Of the sources that came last."""
+    if row["source"] == "gpt-3-small":
         accumulation = "1,1" if row["accumulation"] == 1 else "1,1,2"
         sizes["masked"] = program["masked"]
         return Job("gpt_small", options_of(sizes), row["gpus"], accumulation)
-    if source == "cudnn-frontend":
+    if row["source"] == "cudnn-frontend":
         sizes.update({"key_heads": program["key_heads"], "mlp": program["mlp"]})
         sizes["attention"] = row["attention"]
         return Job("llama_1b", options_of(sizes), 1, "1,1")
