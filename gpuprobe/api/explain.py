@@ -114,6 +114,7 @@ _WHOLE_REMEDIES: Final = frozenset(
         EditKind.CHUNK_SIZE,
         EditKind.ALL_USED,
         EditKind.BUCKET_VIEW,
+        EditKind.EVALUATE_TO_CPU,
     }
 )
 """Edits that are all of a remedy: if one saves little, so does the remedy, by whoever makes it."""
