@@ -121,6 +121,13 @@ def _reduced_by(live: LiveMemory, row: int) -> str:
     return name if small and name in _REDUCTIONS else ""
 
 
+def _collected(live: LiveMemory, parts: list[int]) -> bool:
+    """Whether a container has most of the parts, such as the results of all batches."""
+    holders = [live.holders.get(one) for one in parts]
+    inside = sum(one is not None and one.container is not None for one in holders)
+    return 2 * inside > len(parts)
+
+
 def _joined(live: LiveMemory, row: int, parts: list[int]) -> Excess:
     kept = all(live.lives.last[one] > live.now for one in parts)
     remedy = (
@@ -128,6 +135,8 @@ def _joined(live: LiveMemory, row: int, parts: list[int]) -> Excess:
         if kept
         else "write each part into a preallocated result as soon as it is computed"
     )
+    if not kept and _collected(live, parts):
+        remedy += "; or keep the parts on the CPU (.cpu()), and join them there"
     reduced = _reduced_by(live, row)
     if reduced:
         remedy = (
