@@ -230,7 +230,7 @@ _WORDS = {
     "reduced-later": ("chunk", "argmax", "topk"),
     "dense-embedding-gradient": ("sparse",),
     "grown-by-joining": ("preallocate", "argmax", "cpu"),
-    "joined-with-parts": ("preallocated", "bucket", "running"),
+    "joined-with-parts": ("preallocated", "bucket", "running", "cpu"),
     "resident-data": ("when it is used", "when used"),
     "view-keeps-base": ("clone",),
     "computed-in-whole": ("last position", "completion only", "only the chosen"),

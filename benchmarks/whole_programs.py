@@ -314,7 +314,9 @@ class Runs:
                 seconds=SECONDS,
             )
             if plan.flags is not None:
-                request = request._replace(program=sys.executable, argv=[*plan.flags, *argv])
+                # Under a limit of files' sizes, Python leaves bytecode that is cut: other programs
+                # would fail by it.
+                request = request._replace(program=sys.executable, argv=["-B", *plan.flags, *argv])
             server = self._warm["bare" if watcher == "bare" else "gpuprobe"]
             status = server.start(request, streams)
             texts = [_content(output) for output in outputs]

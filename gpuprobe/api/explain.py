@@ -88,7 +88,7 @@ from gpuprobe.model.io.files import read_regular
 from gpuprobe.model.place import Place
 from gpuprobe.model.run.holders import Holder, HolderRoot
 from gpuprobe.model.run.recording import Recording
-from gpuprobe.model.run.session import JOB_OF_ONE, ProgramError
+from gpuprobe.model.run.session import JOB_OF_ONE, ProgramError, SessionEnd
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import LineNumber, Unavailable
@@ -114,6 +114,7 @@ _WHOLE_REMEDIES: Final = frozenset(
         EditKind.CHUNK_SIZE,
         EditKind.ALL_USED,
         EditKind.BUCKET_VIEW,
+        EditKind.EVALUATE_TO_CPU,
     }
 )
 """Edits that are all of a remedy: if one saves little, so does the remedy, by whoever makes it."""
@@ -128,7 +129,7 @@ _NEVER_SEARCHED: Final = (
 """What no explanation detects."""
 _OTHER_RANKS: Final = (
     "other ranks: its launcher's variables are missing, and it ran as a job of one process, whose "
-    "memory is not divided among several"
+    "memory is not divided among several (gpuprobe explain -- torchrun … has all)"
 )
 _RAISED: Final = 5
 """The exit code of `gpuprobe run` after an exception of the program."""
@@ -162,6 +163,8 @@ class Subject:
     module: bool = False
     gpu: str = "h100-80gb"
     compute: str = "auto"
+    command: bool = False
+    """Whether it is a command that starts the program, such as ``torchrun``: it runs once."""
 
     @property
     def words(self) -> list[str]:
@@ -235,6 +238,7 @@ class _Explaining:
         self._ended = RunEnd.COMPLETE
         self._environment: Mapping[str, str] = {}  # of all runs
         self._endless = False  # whether later runs are on a GPU that never runs out of memory
+        self._once = subject.command  # nothing is tried, by further runs
         self._detail = ""
         self._steps = 0  # after which the epoch was ended in the first run, and is in later ones
         self._not_run: tuple[str, ...] = ()
@@ -243,6 +247,10 @@ class _Explaining:
 
     def run(self) -> Explanation:
         recording = self._recorded()
+        if self._subject.command:
+            why = "a job of several processes runs once, and no edit or setting is tried"
+            self._notes.append(f"{_HOLDERS}: {why}")
+            return self._with_ranks(self._explained(recording, search=False), recording)
         if self._ended is RunEnd.OUT_OF_MEMORY:
             # Only where memory runs out, frames of the exception hold some.
             explanation = self._explained(recording, failed=True)
@@ -257,7 +265,21 @@ class _Explaining:
                     notes, explanation = at_steps.notes, at_steps
                 return replace(explanation, notes=notes, searched=False)
             recording, self._endless = again, True
-        return self._explained(recording)
+        return self._with_ranks(self._explained(recording), recording)
+
+    def _with_ranks(self, main: Explanation, recording: Recording) -> Explanation:
+        """The explanation of the rank with the highest peak, with a line for each other one."""
+        first = _peak_of(recording)[0].rank
+        lines, notes = [], [*self._notes]
+        self._once = True
+        for rank in recording.ranks:
+            alone = replace(recording, ranks=(rank,))
+            used = any(site.device.startswith("cuda") for site in device_peaks(alone))
+            if rank is not first and used:
+                other = self._explained(alone, search=False)
+                lines.append(_line_of(rank.session.rank, other, main))
+        self._notes = notes
+        return replace(main, ranks=tuple(lines))
 
     @property
     def _alone(self) -> tuple[str, ...]:
@@ -267,7 +289,8 @@ class _Explaining:
     @property
     def _triable(self) -> bool:
         """Whether the program ends in time, so that it can be run again with a change."""
-        return self._endless or self._ended in (RunEnd.COMPLETE, RunEnd.EPOCH)
+        ended = self._endless or self._ended in (RunEnd.COMPLETE, RunEnd.EPOCH)
+        return ended and not self._once
 
     def _explained(
         self, recording: Recording, *, failed: bool = False, search: bool = True
@@ -276,7 +299,8 @@ class _Explaining:
         ``search``: at that point, what the ends of the steps before show.
         """
         site, mark = _peak_of(recording)
-        if failed or not search:
+        at_failure = failed or (not search and self._ended is RunEnd.OUT_OF_MEMORY)
+        if at_failure:
             mark = _failure_in(mark)
         lives = Biographies(mark.ledger)
         needs = needs_at(lives, mark.event)
@@ -285,7 +309,7 @@ class _Explaining:
         held = None
         if search:
             held = self._holders(lives, mark, failed=failed)
-        else:
+        elif not self._subject.command:
             self._notes.append(f"{_HOLDERS}: this is the run that ran out of memory")
         diagnosed = causes_at(
             lives,
@@ -319,7 +343,7 @@ class _Explaining:
             reserved=reserved if isinstance(reserved, Unavailable) else reserved.at_least,
             ended=self._ended,
             detail=self._detail,
-            failed=failed or not search,
+            failed=at_failure,
             needs=needs,
             late_variable=""
             if held is None
@@ -356,7 +380,9 @@ class _Explaining:
         """The recording of the program until it ends, or is stopped. One that fails is run again
         with all values computed: it may have failed by one that was not.
         """
-        seconds = _OF_THE_FIRST_RUN * self._budget
+        seconds = self._budget
+        if not self._subject.command:
+            seconds *= _OF_THE_FIRST_RUN
         self._notify(f"running the program, for at most {seconds:g} s")
         try:
             return self._first_run("first.gpuprobe", seconds)
@@ -405,7 +431,7 @@ class _Explaining:
                 "what comes later in the program, and edits: both take more time (--max-seconds)"
             )
             return recording
-        end = None if recording is None else recording.ranks[0].end
+        end = None if recording is None else _end_of(recording)
         if self._ends(recording):
             self._ended = RunEnd.EPOCH
             self._detail = f"after {self._steps} training steps"
@@ -417,6 +443,8 @@ class _Explaining:
             self._notify("its launcher's variables are missing: running it as a job of one process")
             self._environment = JOB_OF_ONE
             return self._first_run("job.gpuprobe", seconds)
+        if recording is None and not done.returncode and self._subject.command:
+            raise UsageError("nothing to explain: no process of the command used torch")
         if done.returncode or recording is None:
             raise _failed(done, error, self._subject)
         return recording
@@ -468,9 +496,9 @@ class _Explaining:
         command = [
             *(sys.executable, "-m", "gpuprobe", "run", "--quiet", "--level", "trace"),
             *("--trace-steps", "all", "--gpu", subject.gpu, "--compute", subject.compute),
-            *("--first-epoch", self._limit),
+            *([] if subject.command else ["--first-epoch", self._limit]),
             *(["--endless"] if endless else []),
-            *("--output", str(output), *subject.words),
+            *("--output", str(output), *(["--"] if subject.command else []), *subject.words),
         ]
         with subprocess.Popen(
             command,
@@ -565,11 +593,14 @@ class _Explaining:
             group = others
             if self._triable:
                 tried = self._best(edits, effect)
-                if tried.refuted and one.answer.edit in _WHOLE_REMEDIES:
+                holder = one.group.holder
+                # An attribute may have to be released in a method, which has no name of this one.
+                whole = one.answer.edit in _WHOLE_REMEDIES and not (holder and holder.of_object)
+                if tried.refuted and whole:
                     continue
                 if not tried.helped or not _saves_little(tried.effect, effect):
                     effect, made = tried.effect, tried.edit
-                elif one.answer.edit in _WHOLE_REMEDIES:
+                elif whole:
                     continue  # other memory is as high a moment later
                 else:
                     effect = replace(effect, note="an edit was tried, and saves less")
@@ -600,7 +631,8 @@ class _Explaining:
             return
         most = site.reserved.at_least
         for one in cached_causes(Cache(traces, most, site.amount.at_most)):
-            if self._ended is RunEnd.STOPPED and (one.setting or one.option):
+            once = self._once or self._ended is RunEnd.STOPPED
+            if once and (one.setting or one.option):
                 continue  # a note explains it: what has to be tried takes as long
             effect: Effect | None = Effect(Certainty.UNTRIED, most, _NO_EDIT, reserved=True)
             if one.setting:
@@ -803,6 +835,24 @@ def _ranked(
     grown = any(one.rule == GROWN for one in causes)
     first = [one for one in cached if _saved(one) > most and not (grown and one.rule == FRAGMENTS)]
     return (*first, *causes, *(one for one in cached if one not in first))
+
+
+def _end_of(recording: Recording) -> SessionEnd | None:
+    """How the program ended: the first rank that failed, if one did."""
+    ends = [rank.end for rank in recording.ranks]
+    return next((end for end in ends if end is not None and end.error is not None), ends[0])
+
+
+def _line_of(rank: int, other: Explanation, main: Explanation) -> str:
+    """The peak of another rank, and its first cause, if that is another one."""
+    same = [(one.rule, one.made_at, one.kept_at) for one in other.causes[:1]] == [
+        (one.rule, one.made_at, one.kept_at) for one in main.causes[:1]
+    ]
+    cause = "no cause"
+    if other.causes:
+        cause = "the same first cause" if same else other.causes[0].sentence
+    peak = human_bytes(other.allocated)
+    return f"rank {rank}: {peak} allocated at its peak on {other.device}; {cause}"
 
 
 def _saves_little(tried: Effect, replayed: Effect) -> bool:

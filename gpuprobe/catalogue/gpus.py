@@ -59,6 +59,9 @@ def find(name: str) -> GpuModel:
     similar = get_close_matches(key, known, n=5, cutoff=0.6)  # the most similar first
     near = list(dict.fromkeys(known[name].name for name in (*begins, *similar)))
     hint = f"did you mean {', '.join(near)}?" if near else "--gpu list prints them all"
+    counted = re.fullmatch(r"(.*\S)\s*[:x*×]\s*(\d+)", name.strip(), re.IGNORECASE)
+    if counted is not None and (model := known.get(key_of(counted[1]))) is not None:
+        hint = f"several are written {counted[2]}x{model.name}"
     hint += f"; a file of your own GPUs ({ENVIRONMENT}) can have others"
     raise ConfigError(f"unknown GPU {visible(name)!r}", hint=hint)
 

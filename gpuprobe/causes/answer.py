@@ -27,6 +27,7 @@ class EditKind(Enum):
     CHUNK_SIZE = "chunk_size"  # of vmap
     ALL_USED = "all_used"  # find_unused_parameters=False, where the replica is made
     BUCKET_VIEW = "bucket_view"  # gradient_as_bucket_view=True, where the replica is made
+    EVALUATE_TO_CPU = "evaluate_to_cpu"  # eval_accumulation_steps=1, of a Trainer's arguments
 
 
 @dataclass(frozen=True, slots=True)

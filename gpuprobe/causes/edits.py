@@ -33,14 +33,19 @@ from gpuprobe.remedies.text import FUNCTIONS, LOOPS, ProgramText, Refusal, Refus
 
 _MOST = 3
 
-_KEYWORDS: Final[Mapping[EditKind, tuple[str, str, str | None]]] = {
-    EditKind.RETAIN_GRAPH: ("backward", "retain_graph", None),
-    EditKind.SET_TO_NONE: ("zero_grad", "set_to_none", "True"),
-    EditKind.CHUNK_SIZE: ("vmap", "chunk_size", "32"),
-    EditKind.ALL_USED: ("DistributedDataParallel", "find_unused_parameters", None),
-    EditKind.BUCKET_VIEW: ("DistributedDataParallel", "gradient_as_bucket_view", "True"),
+_KEYWORDS: Final[Mapping[EditKind, tuple[tuple[str, ...], str, str | None]]] = {
+    EditKind.RETAIN_GRAPH: (("backward",), "retain_graph", None),
+    EditKind.SET_TO_NONE: (("zero_grad",), "set_to_none", "True"),
+    EditKind.CHUNK_SIZE: (("vmap",), "chunk_size", "32"),
+    EditKind.ALL_USED: (("DistributedDataParallel",), "find_unused_parameters", None),
+    EditKind.BUCKET_VIEW: (("DistributedDataParallel",), "gradient_as_bucket_view", "True"),
+    EditKind.EVALUATE_TO_CPU: (
+        ("TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig"),
+        "eval_accumulation_steps",
+        "1",
+    ),
 }
-"""The call, its keyword, and the value to set; None removes it."""
+"""The calls, their keyword, and the value to set; None removes it."""
 
 _OPTIMIZER: Final = re.compile(r"\boptim\.([A-Z]\w*)\(")
 
@@ -106,9 +111,10 @@ def _edits(cause: Diagnosed, path: str, text: ProgramText) -> Iterator[Edit]:
     places = (group.main.made_at, group.main.last_use, cause.kept_at)
     made, used, kept = (_line_in(place, path) for place in places)
     if kind in _KEYWORDS:
-        call, keyword, value = _KEYWORDS[kind]
-        for line in _lines_with(text, call):
-            yield SetKeyword(line, call, keyword, value)
+        calls, keyword, value = _KEYWORDS[kind]
+        for call in calls:
+            for line in _lines_with(text, call):
+                yield SetKeyword(line, call, keyword, value)
     elif kind in _EDITS:
         yield from _EDITS[kind](_Place(group, path, text, made, used, kept))
 
@@ -118,9 +124,11 @@ def _deletions(place: _Place) -> Iterator[Edit]:
     if holder is None or not holder.path:
         return
     name = holder.path[0].label
-    if holder.part:
-        lines = [place.used, place.made, *_lines_with(place.text, name)]
-        yield from (ReleasePart(line, holder.part) for line in dict.fromkeys(lines) if line)
+    for part in filter(None, (holder.part_also, holder.part)):
+        lines = [place.used, place.made, *_lines_with(place.text, re.split(r"\W", part)[0])]
+        yield from (
+            ReleasePart(line, part, holder.of_named_tuple) for line in dict.fromkeys(lines) if line
+        )
     if name in ("self", "cls"):
         return  # its caller has it as well
     lines = [place.used] if place.used else _last_lines(place, name)

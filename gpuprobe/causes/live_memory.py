@@ -34,7 +34,7 @@ STATE = frozenset(
 """Categories of memory that stays from step to step."""
 
 
-_PRODUCTS = frozenset(("mm", "bmm", "addmm"))
+PRODUCTS = frozenset(("mm", "bmm", "addmm"))
 _SMALL = 16
 """A matrix that many times smaller than what it is multiplied with is no second set of rows."""
 
@@ -246,7 +246,7 @@ class LiveMemory:
         """Whether a row is a product of the rows of ``source`` with a small matrix."""
         small = self.column("inputs")[row] - self.ledger.requested[source]
         by_small = _SMALL * small <= self.ledger.requested[source]
-        return by_small and self.text("made_name", row) in _PRODUCTS
+        return by_small and self.text("made_name", row) in PRODUCTS
 
     def gradients(self, rows: Iterable[int]) -> list[int]:
         """The rows of the trace that a backward pass makes as large as one of these is."""

@@ -17,6 +17,7 @@ from gpuprobe.analysis.evaluation import WITH_GRADIENTS
 from gpuprobe.analysis.growth import MINIMUM_SHARE, Growth, keeper, rise_of
 from gpuprobe.analysis.peak.needs import Biographies
 from gpuprobe.analysis.peak.peaks import HighWater, PeakSite, by_category, live_at, window_of
+from gpuprobe.analysis.trace.ledger import ledger_of
 from gpuprobe.causes.answer import Answer, EditKind
 from gpuprobe.causes.find import NO_GRAD, Diagnosed, causes_at
 from gpuprobe.causes.groups import LEAST_EFFECT, HeldBlock, HeldGroup
@@ -357,6 +358,8 @@ class _KeptBy(NamedTuple):
     """By traced step that made a part, of how many blocks."""
     sizes: list[int]
     """The elements of the container as the program ran."""
+    events: dict[str, list[int]]
+    """By trace, the allocations."""
 
     def grows(self, traced: list[int]) -> bool:
         """Whether more is kept as the program runs. ``traced``: the steps that have traces."""
@@ -381,11 +384,31 @@ def _kept(rank: RankRecording) -> list[_KeptBy]:
             holder = rows.holder
             key = holder.root, holder.name, holder.function, holder.kept
             sizes = [size for _, size in rows.sizes]
-            kept = found.setdefault(key, _KeptBy(holder, {}, sizes))
+            kept = found.setdefault(key, _KeptBy(holder, {}, sizes, {}))
             if rows.events and name in step_of:
                 step = step_of[name]
+                kept.events.setdefault(name, []).extend(rows.events)
                 kept.steps[step] = kept.steps.get(step, 0) + len(rows.events)
     return list(found.values())
+
+
+def _is_used(rank: RankRecording, device: str, one: _KeptBy) -> bool:
+    """Whether the last traced step, such as what follows training, uses half of it or more."""
+    used: set[int] = set()
+    made: set[int] = set()
+    try:
+        for step in rank.traced_steps():
+            for name, trace in zip(step.traces, rank.traces.of(step), strict=False):
+                if trace.device != device:
+                    continue
+                made |= {trace.events.made[event] for event in one.events.get(name, ())}
+                lives = Biographies(ledger_of(trace)) if step is rank.traced_steps()[-1] else None
+                if lives is not None:
+                    rows = filter(lives.used_here, range(len(lives.ledger)))
+                    used |= {lives.made[row] for row in rows}
+    except DataError:
+        return False
+    return bool(made) and 2 * len(made & used) >= len(made)
 
 
 def _container(holder: Holder) -> str:
@@ -412,6 +435,8 @@ def kept_causes(site: PeakSite, known: Sequence[MemoryCause]) -> Iterator[Memory
         if any(name.startswith(_container(holder)) for name in names):
             continue  # the same container, or what one of its elements keeps
         if not one.grows(traced) or holder.bytes * MANY_STEPS < LEAST_EFFECT * peak * len(traced):
+            continue
+        if _is_used(site.rank, site.device, one):
             continue
         sentence = (
             f"{kept_in(holder)} grows with the steps, and nothing uses what it keeps: "

@@ -95,8 +95,8 @@ class Explanation:
     message of its error, or when it or its epoch was ended; ``failed``: the memory is that at the
     failure, not at a peak; ``late_variable``: which variable keeps the most of what is freed later
     than it could be, with the bytes; ``smaller``: without a cause, what makes needed memory
-    smaller; ``notes``: what was not checked, and why; ``searched``: whether everything was that can
-    be.
+    smaller; ``ranks``: what the other ranks of a job have, a line each; ``notes``: what was not
+    checked, and why; ``searched``: whether everything was that can be.
     """
 
     program: str
@@ -117,3 +117,4 @@ class Explanation:
     notes: tuple[str, ...]
     searched: bool
     seconds: float
+    ranks: tuple[str, ...] = ()

@@ -94,10 +94,20 @@ class DeleteAfterUse:
 @dataclass(frozen=True)
 class ReleasePart:
     """``part = None`` after the statement of the line with its variable: ``out['logits']`` of the
-    variable ``out``, of which other parts are still needed."""
+    variable ``out``, of which other parts are still needed. A field of a ``named_tuple``, which
+    cannot be assigned, is replaced."""
 
     line: int
     part: str
+    named_tuple: bool = False
+
+    @property
+    def code(self) -> str:
+        """The statement that releases it."""
+        if not self.named_tuple:
+            return f"{self.part} = None"
+        name, _, field = self.part.partition(".")
+        return f"{name} = {name}._replace({field}=None)"
 
 
 @dataclass(frozen=True)
@@ -298,7 +308,7 @@ def _released(text: ProgramText, edit: DeleteAfterUse | ReleasePart) -> list[Rep
         return Refused(Refusal.NO_STATEMENT, name)
     if hasattr(here[-1], "body") or leaves(here[-1]):
         return Refused(Refusal.NOT_REACHED)
-    return inserted_after(text, here[-1], f"{edit.part} = None")
+    return inserted_after(text, here[-1], edit.code)
 
 
 def _deleted(text: ProgramText, line: int, name: str) -> list[Replacement] | Refused:

@@ -112,6 +112,10 @@ def test_an_unknown_name_names_the_near_ones() -> None:
     with pytest.raises(ConfigError, match="unknown GPU") as caught:
         find("zzzzzz")
     assert "--gpu list" in caught.value.hint
+    for counted in ("t4:4", "T4 x4", "t4*4"):
+        with pytest.raises(ConfigError, match="unknown GPU") as caught:
+            find(counted)
+        assert "written 4xt4;" in caught.value.hint
     with pytest.raises(ConfigError) as caught:
         find("\x1b[31mh100")
     assert "\x1b" not in str(caught.value)

@@ -148,6 +148,30 @@ def test_memory_that_grew_without_a_trace_names_the_command_that_finds_its_holde
     assert f"{command}   (searches for what holds it)" in head
 
 
+TWO_GPUS = """
+import torch
+
+model = torch.nn.Linear(256, 256).to("cuda:1")
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+for step in range(2):
+    model(torch.randn(8, 256, device="cuda:1")).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_the_next_command_has_all_gpus_of_the_program(tmp_path: Path) -> None:
+    script(tmp_path, TWO_GPUS)
+    for level, gpus, command in (
+        ("counters", "2xt4", "gpuprobe run --level trace --gpu 2xt4 script.py"),
+        ("trace", "2xt4", "gpuprobe explain --gpu 2xt4 script.py"),
+        ("trace", "l4,t4", "gpuprobe explain --gpu l4,t4 script.py"),
+    ):
+        options = ["--gpu", gpus, "--level", level, "--force"]
+        assert gpuprobe("run", *options, "script.py", cwd=tmp_path).returncode == 0
+        head = gpuprobe("report", "script.gpuprobe", cwd=tmp_path).stdout.partition("\n\n")[0]
+        assert command in head
+
+
 def test_an_estimate_of_memory_that_grows_names_the_line_first(tmp_path: Path) -> None:
     script(tmp_path, LEAKS)
     simulated = ["--gpu", "t4", "--compute", "shapes"]

@@ -277,7 +277,6 @@ BAD = [
     (["run", "."], 2, "is a directory"),
     (["run"], 2, "nothing to run"),
     (["run", "-m"], 2, "-m needs the name of a module"),
-    (["explain", "--", "true", "train.py"], 2, "in one process, and true is a command"),
     (["explain", "no_such.py"], 2, "no such file: no_such.py"),
     (["explain", "taken.gpuprobe"], 2, "taken.gpuprobe is a directory"),
     (["run", "-m", "no_such_module"], 2, "no module named no_such_module"),

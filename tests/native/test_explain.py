@@ -183,6 +183,32 @@ for step in range(8):
 """
 )
 
+_SLOT = RESULT.replace('out["logits"]', "out.logits")
+NAMESPACE = _SLOT.replace(
+    "class Output(dict):\n    pass", "from types import SimpleNamespace as Output"
+)
+NAMED_TUPLE = _SLOT.replace(
+    "class Output(dict):\n    pass",
+    "from collections import namedtuple\nOutput = namedtuple('Output', 'logits inputs')",
+)
+
+ATTRIBUTE = (
+    START
+    + """\
+class Pipeline:
+    def step(self):
+        self.batch = torch.randn(4096, 12, 64, device="cuda")
+        loss = net(self.batch.mean(1)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+pipeline = Pipeline()
+for step in range(3):
+    pipeline.step()
+"""
+)
+
 CONTROL = (
     START
     + """\
@@ -204,6 +230,15 @@ for step in range(4):
         (EVALUATION, "evaluation", "result = net", "", "        with torch.no_grad():"),
         (VARIABLE, "live-variable", "big = torch.randn", "big (a Tensor in train", ""),
         (RESULT, "live-variable", "logits=x @", "out", "        out['logits'] = None"),
+        (NAMESPACE, "live-variable", "logits=x @", "out", "        out.logits = None"),
+        (ATTRIBUTE, "live-variable", "self.batch =", "batch", ""),
+        (
+            NAMED_TUPLE,
+            "live-variable",
+            "logits=x @",
+            "out",
+            "        out = out._replace(logits=None)",
+        ),
         (CYCLE, "cycle", "x.repeat", "State.me", ""),
         (
             REPEATED,
@@ -301,6 +336,34 @@ def test_what_is_replayed_is_what_the_changed_program_needs(
     assert abs(effect["after"] - measured) < 0.02 * measured
 
 
+PAIRS = """\
+import torch
+
+images = torch.nn.Linear(64, 32).cuda()
+x = torch.randn(4096, 64, device="cuda")
+for step in range(3):
+    a, b = images(x), images(x + 1)
+    {pairs}.mean().backward()
+    images.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("pairs", "remedy"),
+    [
+        ("torch.nn.functional.logsigmoid(a @ b.T + 1)", "compute it in chunks, each under torch.u"),
+        ("(a.sum(1) - b.sum(1, keepdim=True)).square()", "if their elements belong together one "),
+    ],
+)
+def test_a_loss_of_all_pairs(tmp_path: Path, pairs: str, remedy: str) -> None:
+    _, found = explain(tmp_path, PAIRS.format(pairs=pairs))
+    first = found["causes"][0]
+    assert first["rule"] == "broadcast-intermediate"
+    assert first["made_at"]["line"] == line_of(PAIRS, "{pairs}")
+    assert first["remedy"].startswith(remedy)
+    assert "of which 4 B remain" in first["sentence"]
+
+
 def test_the_edit_that_saves_most_is_shown(tmp_path: Path) -> None:
     _, found = explain(tmp_path, AVERAGE)
     first = found["causes"][0]
@@ -358,6 +421,55 @@ def test_needed_memory_has_the_suggestion_of_a_report(tmp_path: Path) -> None:
     assert (found["causes"], found["smaller"]["id"]) == ([], "checkpoint")
     shown = gpuprobe("explain", "--gpu", "t4", "--compute", "shapes", "train.py", cwd=tmp_path)
     assert "try: Use activation checkpointing" in shown.stdout
+
+
+ENSEMBLE = (
+    START
+    + """\
+import copy
+kept = []
+for step in range(10):
+    loss = net(torch.randn(64, 64, device="cuda")).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if step % 2:
+        kept = [*kept, copy.deepcopy(net)][-4:]
+with torch.no_grad():
+    x = torch.randn(64, 64, device="cuda")
+    print(sum(one(x) for one in kept).norm())
+"""
+)
+
+
+def test_what_the_end_of_the_program_uses_does_not_grow_for_nothing(tmp_path: Path) -> None:
+    _, found = explain(tmp_path, ENSEMBLE)
+    assert found["causes"] == []
+
+
+GRADIENTS_OF_BEFORE = """\
+import torch
+from torch import nn
+
+runs = []
+for width in (1024, 2048, 4096):
+    net = nn.Sequential(nn.Linear(512, width), nn.ReLU(), nn.Linear(width, 8)).cuda()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    runs.append(net)
+    for step in range(3):
+        net(torch.randn(8, 512, device="cuda")).sum().backward()
+        optimizer.step()
+        if step < 2:
+            optimizer.zero_grad()
+"""
+
+
+def test_gradients_that_an_optimizer_has_read_are_not_called_unread(tmp_path: Path) -> None:
+    _, found = explain(tmp_path, GRADIENTS_OF_BEFORE)
+    gradients = [one for one in found["causes"] if "gradients" in one["sentence"]]
+    assert gradients
+    assert all("requires_grad_" not in one["remedy"] for one in gradients)
+    assert gradients[0]["rule"] == "late-zero-grad"
 
 
 SMALL = """\
@@ -699,16 +811,28 @@ for step in range(4):
 """
 
 
-@pytest.mark.parametrize("kind", ["AdamW", "NAdam", "Adamax"])
-def test_what_an_optimizer_needs_without_foreach(tmp_path: Path, kind: str) -> None:
+DECAYED = ", lr=0.1, momentum=0.9, weight_decay=0.1"
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("AdamW", ""),
+        ("NAdam", ""),
+        ("Adamax", ""),
+        ("SGD", DECAYED),
+        ("SGD", f"{DECAYED}, nesterov=True"),
+    ],
+)
+def test_what_an_optimizer_needs_without_foreach(tmp_path: Path, kind: str, options: str) -> None:
     """Some need two temporaries for a parameter where foreach needs one."""
-    _, found = explain(tmp_path, OPTIMIZER.format(kind=kind, options=""))
+    _, found = explain(tmp_path, OPTIMIZER.format(kind=kind, options=options))
     first = found["causes"][0]
     assert first["rule"] == "foreach-temporaries"
-    without = OPTIMIZER.format(kind=kind, options=", foreach=False")
+    without = OPTIMIZER.format(kind=kind, options=f"{options}, foreach=False")
     (tmp_path / "fixed.py").write_text(f"{without}print(torch.cuda.max_memory_allocated())\n")
-    options = ("--gpu", "t4", "--compute", "shapes", "--quiet")
-    measured = int(gpuprobe("run", *options, "fixed.py", cwd=tmp_path).stdout)
+    run = ("--gpu", "t4", "--compute", "shapes", "--quiet")
+    measured = int(gpuprobe("run", *run, "fixed.py", cwd=tmp_path).stdout)
     assert abs(first["effect"]["after"] - measured) < 0.001 * measured
 
 
@@ -921,6 +1045,43 @@ losses = []
         done = gpuprobe(command, "--gpu", "t4", "train.py", cwd=tmp_path)
         assert done.returncode == 5
         assert hint in done.stderr
+
+
+RANKS = (
+    START.replace("nn.Linear(1024, 64)).cuda()", "nn.Linear(1024, 64))")
+    + """\
+import os
+rank = int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(rank)
+torch.distributed.init_process_group("nccl")
+net = nn.parallel.DistributedDataParallel(net.cuda())
+kept = []
+for step in range(5):
+    loss = net(torch.randn(4096, 64, device="cuda")).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if rank:
+        kept.append(net(torch.randn(4096, 64, device="cuda")))
+torch.distributed.destroy_process_group()
+"""
+)
+
+
+def test_of_a_job_each_rank_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(RANKS)
+    options = ("--gpu", "2xt4", "--compute", "shapes", "--max-seconds", "900")
+    command = ("torchrun", "--standalone", "--nproc-per-node", "2", "train.py")
+    done = gpuprobe("explain", "--json", *options, "--", *command, cwd=tmp_path)
+    found = json.loads(done.stdout)
+    assert found["program"] == " ".join(command)
+    assert (found["device"], found["ended"]) == ("cuda:1", "complete")
+    assert "kept" in found["causes"][0]["sentence"]
+    assert found["causes"][0]["effect"]["certainty"] != "tried"
+    (other,) = found["ranks"]
+    assert other.startswith("rank 0: ")
+    assert other.endswith(" allocated at its peak on cuda:0; no cause")
+    assert "no edit or setting is tried" in found["notes"][0]
 
 
 ENDLESS = (

@@ -606,7 +606,7 @@ def _end(code: object, how: End) -> NoReturn:
             raise KeyboardInterrupt
         sys.exit(code)  # type: ignore[arg-type]
     if code is not None and not isinstance(code, int):
-        if not interrupted and sys.stderr is not None:
+        if not interrupted and getattr(sys, "stderr", None) is not None:  # or deleted
             with contextlib.suppress(Exception):  # it is full, or the program's
                 sys.stderr.write(str(code))
             _print("\n")

@@ -1,13 +1,14 @@
-"""Results of broadcasting that are far larger than what they are computed from, and than what is
-made of them: differences or products of all pairs.
+"""Results of broadcasting, or of a matrix product, that are far larger than what they are computed
+from, and than what is made of them: differences or products of all pairs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from gpuprobe.causes.answer import Answer
-from gpuprobe.causes.live_memory import Excess, LiveMemory
+from gpuprobe.causes.live_memory import PRODUCTS, STATE, Excess, LiveMemory
 from gpuprobe.causes.wording import of_names, saved_by
 from gpuprobe.model.causes import Bound
 from gpuprobe.model.text import human_bytes
@@ -15,6 +16,16 @@ from gpuprobe.model.trace import Made
 
 _FACTOR = 4
 _CHUNKS = 8
+_ELEMENT_WISE: Final = frozenset(
+    (
+        *("log_sigmoid_forward", "log_sigmoid_backward", "softplus_backward", "hardswish"),
+        *("native_dropout", "native_dropout_backward", "tril", "triu", "_prelu_kernel"),
+        *("binary_cross_entropy", "binary_cross_entropy_with_logits"),
+        *("huber_loss", "mse_loss", "smooth_l1_loss"),
+    )
+)
+"""Operators of torch 2.13 that are element by element without its tag; losses if they are not
+reduced."""
 
 
 def _reduced_in_place(live: LiveMemory, row: int) -> int:
@@ -38,29 +49,62 @@ def _reduced_in_place(live: LiveMemory, row: int) -> int:
     return most if _FACTOR * most <= live.ledger.requested[row] else 0
 
 
+def _is_element_wise(live: LiveMemory, row: int) -> bool:
+    return live.how(row) is Made.POINTWISE or live.text("made_name", row) in _ELEMENT_WISE
+
+
+def _of_pairs(live: LiveMemory, row: int) -> bool:
+    """Whether a row is a matrix product of two tensors, neither of them a weight."""
+    if live.text("made_name", row) not in PRODUCTS:
+        return False
+    operands = live.operands(row)
+    return bool(operands) and not any(live.category(one) in STATE for one in operands)
+
+
+def _same_shape(live: LiveMemory, row: int) -> str:
+    """What to do if the pairs of two tensors of as many elements are a mistake, as of a target of
+    shape (N,) and a prediction of (N, 1); "" if a row has no such operands.
+    """
+    width, requested = live.column("width"), live.ledger.requested
+    operands = [one for one in live.operands(row) if width[one]]
+    elements = {requested[one] // width[one] for one in operands}
+    if len(operands) != 2 or len(elements) != 1 or not width[row]:
+        return ""
+    if requested[row] // width[row] != elements.pop() ** 2:
+        return ""
+    return (
+        "if their elements belong together one by one, give both the same shape (.squeeze(-1)): "
+        "one has a dimension of 1 too many. Otherwise, "
+    )
+
+
 def diagnose(live: LiveMemory) -> Iterator[Excess]:
-    """Element-wise results of at least four times their inputs that are reduced again."""
+    """Results of at least four times their inputs that are reduced again, by element-wise operators
+    and a sum, or so.
+    """
     requested, inputs = live.ledger.requested, live.column("inputs")
     roots = [
         row
         for row in range(len(inputs))
         if inputs[row]
-        and live.how(row) is Made.POINTWISE
         and requested[row] >= _FACTOR * inputs[row]
+        and (live.how(row) is Made.POINTWISE or _of_pairs(live, row))
     ]
     forward = [row for row in roots if not live.text("made_phase", row).startswith("backward")]
-    group, reduced = set(roots), 0
+    group, results = set(roots), {False: 0, True: 0}  # the largest, by whether a backward makes it
     ready = list(roots)
     while ready:
         row = ready.pop()
         for product in live.results(row):
-            if live.how(product) is Made.POINTWISE and 2 * requested[product] >= requested[row]:
+            if _is_element_wise(live, product) and 2 * requested[product] >= requested[row]:
                 if product not in group:
                     group.add(product)
                     ready.append(product)
             elif live.how(product) is Made.OTHER and _FACTOR * requested[product] <= requested[row]:
-                reduced = max(reduced, requested[product])
-        reduced = max(reduced, _reduced_in_place(live, row))
+                backward = live.text("made_phase", product).startswith("backward")
+                results[backward] = max(results[backward], requested[product])
+        results[False] = max(results[False], _reduced_in_place(live, row))
+    reduced = results[False] or results[True]
     rows = [row for row in live.rows if row in group]
     if not rows or not reduced or not forward:
         return
@@ -69,8 +113,13 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
     of_pairs = of_names(live, pairs) if pairs else ""
     saved = saved_by(live, rows)
     chunks = "in chunks"
-    if saved:  # otherwise the graph keeps those of all chunks
+    if any(map(live.for_backward, rows)):  # otherwise the graph keeps those of all chunks
         chunks += ", each under torch.utils.checkpoint.checkpoint"
+    if live.how(main) is Made.POINTWISE:
+        chunks += (
+            ", or without the pairs: a square by norms and a matrix product (torch.cdist), a "
+            "cosine similarity as a matrix product of normalized rows"
+        )
     yield Excess(
         Answer(
             "broadcast-intermediate",
@@ -78,8 +127,7 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
             f"pairs{of_pairs}: {live.text('made_name', main)} at {live.place(main)} makes "
             f"{human_bytes(requested[main])} of {human_bytes(inputs[main])}, of which "
             f"{human_bytes(reduced)} remain{saved}",
-            f"compute it {chunks}, or without the pairs: a square by norms and a matrix product "
-            "(torch.cdist), a cosine similarity as a matrix product of normalized rows",
+            f"{_same_shape(live, main)}compute it {chunks}",
         ),
         main,
         rows,

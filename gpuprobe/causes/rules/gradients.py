@@ -19,6 +19,16 @@ def diagnose(group: HeldGroup) -> Answer | Expected | None:
     # The keys of an optimizer's state are the parameters, but not by their names.
     named = holder is not None and not any("→" in step.label for step in holder.path)
     owner = f" ({holder.place})" if holder is not None and named else ""
+    idle = sum(b.bytes for b in group.blocks if b.earlier and not b.phase)
+    if 2 * idle > group.bytes:
+        return Answer(
+            LATE_GRADIENTS,
+            f"{human_bytes(group.bytes)} of gradients{owner} of an earlier step are still there, "
+            "and nothing uses them",
+            "free them after the last step of their optimizer, or drop its model",
+            code="optimizer.zero_grad(set_to_none=True)",
+            edit=EditKind.FREE_GRADIENTS,
+        )
     if group.never_used:
         return Answer(
             "unread-gradients",

@@ -11,6 +11,7 @@ from gpuprobe.causes.groups import HeldBlock, HeldGroup
 from gpuprobe.causes.wording import kept_in
 from gpuprobe.model.run.holders import Holder, HolderRoot, Kept
 from gpuprobe.model.text import human_bytes
+from gpuprobe.remedies.edits import ReleasePart
 from gpuprobe.user_frames import is_user_file
 
 LIVE_VARIABLE = "live-variable"
@@ -51,8 +52,9 @@ def diagnose(group: HeldGroup) -> Answer | None:
         return Answer(
             "kept-tensors",
             f"{size} from {main.made_at} are {used} and kept by {_kept_by(group, holder)}",
-            "drop what is not needed any more, or keep copies on the CPU (.detach().cpu())",
-            code=".detach().cpu()",
+            "drop what is not needed any more, or keep copies on the CPU (.detach().cpu()"
+            + (" of each tensor)" if _in_parts(holder) else ")"),
+            code="" if _in_parts(holder) else ".detach().cpu()",
             edit=EditKind.TO_CPU,
         )
     if not holder.path or (main.phase == "backward" and not main.earlier):
@@ -62,15 +64,18 @@ def diagnose(group: HeldGroup) -> Answer | None:
     name = holder.path[0].label
     last = "" if main.last_use is None else f", last used at {main.last_use}"
     part = holder.part if 2 * main.bytes > group.bytes else ""
+    release = ReleasePart(0, part, holder.of_named_tuple).code if part else f"del {name}"
     return Answer(
         LIVE_VARIABLE,
         f"{size} from {main.made_at} are {used}{last}: the variable {_variable(holder, name)} "
         "keeps them" + (f", as {part}" if part else ""),
-        f"release it after its last use: {part} = None, or del {name} where no other part of it is "
+        f"release it after its last use: {release}, or del {name} where no other part of it is "
         "needed"
+        if part and not holder.of_object
+        else f"release it after its last use: {release}"
         if part
-        else f"delete it after its last use: del {name}",
-        code=f"{part} = None" if part else f"del {name}",
+        else f"delete it after its last use: {release}",
+        code=release,
         edit=EditKind.DELETE,
     )
 
@@ -98,6 +103,13 @@ def _is_of_an_object(holder: Holder) -> bool:
     return len(labels) == 2 and labels[0] == "[0]" and labels[1].startswith(".")
 
 
+def _in_parts(holder: Holder) -> bool:
+    """Whether the elements of the container are containers of tensors, too."""
+    return (
+        holder.container is not None and holder.path.index(holder.container) < len(holder.path) - 2
+    )
+
+
 def _kept_by(group: HeldGroup, holder: Holder) -> str:
     """What keeps a group: of an object without a container, such as a model, the path to one
     of them.
@@ -115,8 +127,10 @@ def _is_result(group: HeldGroup, holder: Holder) -> bool:
     if not holder.path or holder.root not in (HolderRoot.LOCAL, HolderRoot.GLOBAL):
         return False
     first = holder.path[0]
+    if first.size is None and (not holder.part or first.label in ("self", "cls")):
+        return False
     made = {block.frames for block in group.blocks}
-    return first.size is not None and first.kind not in _GROWING and len(made) == len(group.blocks)
+    return first.kind not in _GROWING and len(made) == len(group.blocks)
 
 
 def _variable(holder: Holder, name: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from gpuprobe.causes.answer import Answer
+from gpuprobe.causes.answer import Answer, EditKind
 from gpuprobe.causes.live_memory import Excess, LiveMemory
 from gpuprobe.causes.wording import of_names
 from gpuprobe.model.causes import Bound
@@ -14,6 +14,9 @@ from gpuprobe.model.text import human_bytes
 GROWN = "grown-by-joining"
 _JOINS = ("cat", "stack")
 _REDUCTIONS = frozenset(("mean", "sum", "amax", "amin", "max", "min", "prod"))
+_TRAINER: Final = "/transformers/trainer.py"
+"""transformers' Trainer joins what the batches of an evaluation predict, and moves it to the CPU
+only every ``eval_accumulation_steps`` batches (None, by default: at the end)."""
 _REDUCED = 2  # two parts at least
 _PASSES: Final = 2
 """The joins of a line that each have the one before as a part, from which it is a loop."""
@@ -73,19 +76,13 @@ def _grown(live: LiveMemory, row: int, joined: set[int]) -> Excess:
                 ends[one] = live.ledger.start[to]
                 read = read or live.lives.first[one] != live.lives.last[one]
     size = human_bytes(live.bytes_of(rows))
-    remedy = (
-        "preallocate it with its final size, and write each part into it"
-        if read
-        else "keep only what is read of it later, such as an argmax, or move each part to the CPU "
-        "before keeping it in a list; or preallocate it"
-    )
     return Excess(
         Answer(
             GROWN,
             f"{size}{of_names(live, rows)} grow by {live.text('made_name', row)} at "
             f"{live.place(row)}: at each call the whole exists twice, and blocks of every size "
             "stay in the cache",
-            remedy,
+            *_remedy_of_growth(live, row, read=read),
         ),
         row,
         rows,
@@ -94,6 +91,24 @@ def _grown(live: LiveMemory, row: int, joined: set[int]) -> Excess:
         sizes={} if not ends else {r: live.size[r] for r in rows if r not in ends},
         bound=Bound.OR_LESS,  # if only a part is read later
     )
+
+
+def _remedy_of_growth(live: LiveMemory, row: int, *, read: bool) -> tuple[str, str, EditKind]:
+    """The remedy in words and as code, and the edit."""
+    if any(frame.filename.endswith(_TRAINER) for frame in live.frames(row)):
+        text = (
+            "let the Trainer move them to the CPU after each batch: eval_accumulation_steps=1 of "
+            "its arguments; or keep less of each: its preprocess_logits_for_metrics"
+        )
+        return text, "eval_accumulation_steps=1", EditKind.EVALUATE_TO_CPU
+    if read:
+        text = "preallocate it with its final size, and write each part into it"
+    else:
+        text = (
+            "keep only what is read of it later, such as an argmax, or move each part to the CPU "
+            "before keeping it in a list; or preallocate it"
+        )
+    return text, "", EditKind.NONE
 
 
 def _reduced_by(live: LiveMemory, row: int) -> str:
@@ -106,6 +121,13 @@ def _reduced_by(live: LiveMemory, row: int) -> str:
     return name if small and name in _REDUCTIONS else ""
 
 
+def _collected(live: LiveMemory, parts: list[int]) -> bool:
+    """Whether a container has most of the parts, such as the results of all batches."""
+    holders = [live.holders.get(one) for one in parts]
+    inside = sum(one is not None and one.container is not None for one in holders)
+    return 2 * inside > len(parts)
+
+
 def _joined(live: LiveMemory, row: int, parts: list[int]) -> Excess:
     kept = all(live.lives.last[one] > live.now for one in parts)
     remedy = (
@@ -113,6 +135,8 @@ def _joined(live: LiveMemory, row: int, parts: list[int]) -> Excess:
         if kept
         else "write each part into a preallocated result as soon as it is computed"
     )
+    if not kept and _collected(live, parts):
+        remedy += "; or keep the parts on the CPU (.cpu()), and join them there"
     reduced = _reduced_by(live, row)
     if reduced:
         remedy = (

@@ -48,17 +48,27 @@ def _foreach(live: LiveMemory) -> Iterator[Excess]:
 
 
 def _of_one_parameter(live: LiveMemory, main: int, rows: Sequence[int]) -> dict[int, int]:
-    """The bytes of rows if only the temporaries of the parameter of ``main`` exist. Adam, AdamW,
-    NAdam and RAdam of torch 2.13 divide the square root in place with foreach, and into a second
-    temporary without it; that of other optimizers is smaller than what this leaves.
-    """
-    copies = 2 if live.text("made_name", main) == "_foreach_sqrt" else 1
-    left = copies * live.size[main]
+    """The bytes of rows if only the temporaries of the parameter of ``main`` exist."""
+    left = _temporaries(live, main, rows) * live.size[main]
     sizes = {}
     for row in sorted(rows, key=lambda row: -live.size[row]):
         sizes[row] = min(live.size[row], left)
         left -= sizes[row]
     return sizes
+
+
+def _temporaries(live: LiveMemory, main: int, rows: Sequence[int]) -> int:
+    """How many temporaries for one parameter exist at once without foreach. Adam, AdamW, NAdam and
+    RAdam of torch 2.13 divide the square root in place with foreach, and into a second temporary
+    without it; so SGD adds Nesterov momentum to a gradient with weight decay. Other optimizers have
+    no more than this.
+    """
+    names = {live.text("made_name", row) for row in rows}
+    decayed = "_foreach_add" in names
+    if "_foreach_sqrt" in names:
+        return 2 + decayed
+    nesterov = decayed and live.lives.first[main] != live.lives.last[main]
+    return 1 + nesterov
 
 
 def _zeroed(live: LiveMemory) -> Iterator[Excess]:

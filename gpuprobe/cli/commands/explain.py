@@ -3,13 +3,13 @@
 The program runs on a simulated GPU several times, from its start to its end. If its training takes
 long, its first epoch is ended after some steps, and the program after the evaluation that follows.
 Files that exist are kept: what it writes to them goes to copies. New files are written.
+A command that starts ranks runs once, and no remedy is tried.
 Options of gpuprobe may also follow the script, unless the script has options of the same name.
 """
 
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from pathlib import Path
 
@@ -22,7 +22,6 @@ from gpuprobe.cli.options import (
     program_of,
     seconds,
 )
-from gpuprobe.errors import UsageError
 
 OPTIONS_AFTER_SCRIPT = True
 
@@ -30,11 +29,12 @@ EXAMPLES = {
     "gpuprobe explain train.py --steps 5": "why is its memory full?",
     "gpuprobe explain --gpu rtx4090 train.py": "on another GPU",
     "gpuprobe explain --max-seconds 300 train.py": "with more time for runs of the program",
+    "gpuprobe explain --gpu 2xt4 -- torchrun --nproc-per-node 2 train.py": "a job of two ranks",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "gpuprobe explain [OPTIONS] (SCRIPT | -m MODULE) [ARGS ...]"
+    parser.usage = "gpuprobe explain [OPTIONS] (SCRIPT | -m MODULE | -- COMMAND) [ARGS ...]"
     add_gpu(
         parser,
         "the GPU to simulate (default: h100-80gb; list: print the supported ones)",
@@ -65,17 +65,12 @@ def run(args: argparse.Namespace) -> int:
     from gpuprobe.planning.commands import is_command
 
     target = program_of(args, "gpuprobe explain SCRIPT, or gpuprobe explain -m MODULE")
-    if not target.module and is_command(target.target):
-        command = shlex.join([target.target, *target.arguments])
-        raise UsageError(
-            f"explain runs a script or a module in one process, and {target.target} is a command",
-            hint=f"gpuprobe explain --gpu {args.gpu} SCRIPT runs a job's script as a job of one "
-            f"process; and gpuprobe run --level trace --gpu {args.gpu} -- {command}: its report "
-            "has the causes of each rank, as far as they can be found without further runs",
-        )
-    if not target.module:
+    command = not target.module and is_command(target.target)
+    if not target.module and not command:
         program(*target)  # raises an error for a script that does not exist, or is not Python
-    subject = Subject(target.target, target.arguments, target.module, args.gpu, args.compute)
+    subject = Subject(
+        target.target, target.arguments, target.module, args.gpu, args.compute, command
+    )
     explanation = explain(subject, budget=args.max_seconds, notify=stderr.note)
     render(explanation, format_of(args), sys.stdout, cwd=str(Path.cwd()), full=args.verbose)
     return exit_codes.FINDINGS if explanation.causes else exit_codes.OK

@@ -31,6 +31,7 @@ class HolderRoot(str, Enum):
 
 
 _PART = re.compile(r"\.\w+|\['\w+'\]")
+_TENSORS = ("Tensor", "Parameter")
 
 NODE_HOOKS = "hooks"
 """How a path begins with the hooks of a node of autograd, to which no object of Python refers."""
@@ -123,6 +124,8 @@ class Holder:
         where = _WHERE[self.root].format(function=self.function, error=self.error)
         if self.root is HolderRoot.HOOK and self.function:
             where += f" in {self.function}"
+        if self.root in _OF_FUNCTIONS and self.via:
+            where += f", kept by {self.via}"
         line = f", {PurePath(self.file).name}:{self.line}" if self.file and self.line else ""
         also = f"; also {self.also}" if self.also else ""
         return f"{self.name} ({with_article(self.kind)}{where}{line}{also})"
@@ -147,13 +150,32 @@ class Holder:
 
     @property
     def part(self) -> str:
-        """The element, or the attribute, of a variable's container that is the tensor:
-        ``out['logits']``; empty if the path is another one.
+        """The element of a variable's container, or the attribute of its object, that is the
+        tensor: ``out['logits']``, ``out.logits``; empty if the path is another one.
         """
-        if self.kept is not Kept.TENSOR or len(self.path) != 2 or self.path[0].size is None:
+        if self.kept is not Kept.TENSOR or len(self.path) != 2:
             return ""
-        name, label = (step.label for step in self.path)
-        return name + label if _PART.fullmatch(label) else ""
+        of, tensor = self.path
+        if of.size is None and (of.kind in _TENSORS or tensor.kind != "Tensor"):
+            return ""  # a view's base, or a parameter of a module
+        return of.label + tensor.label if _PART.fullmatch(tensor.label) else ""
+
+    @property
+    def of_object(self) -> bool:
+        """Whether `part` is an attribute of an object, which methods know as ``self``."""
+        return bool(self.part) and self.path[0].size is None
+
+    @property
+    def part_also(self) -> str:
+        """The attribute by the other expression, in a method; empty if that is another one."""
+        other = self.also.partition(" in ")[0]
+        same = self.of_object and other.partition(".")[2] == self.path[1].label[1:]
+        return other if same else ""
+
+    @property
+    def of_named_tuple(self) -> bool:
+        """Whether `part` is a field of a named tuple: elements of other containers have keys."""
+        return bool(self.part) and self.path[0].size is not None and self.path[1].label[:1] == "."
 
     @property
     def of_graph(self) -> bool:
@@ -202,6 +224,7 @@ _WHERE = {
     HolderRoot.DDP: "",
     HolderRoot.OUTSIDE: " that no name refers to",
 }
+_OF_FUNCTIONS = (HolderRoot.CLOSURE, HolderRoot.DEFAULT, HolderRoot.GENERATOR)
 _NAMELESS = {
     **dict.fromkeys(HolderRoot, "held outside Python"),
     HolderRoot.AUTOCAST: "autocast's cache of converted weights",

@@ -335,7 +335,7 @@ to_document = DOCUMENT.plain
 
 EXPLANATION: Final = Document(
     "gpuprobe.explain",
-    (1, 5),
+    (1, 6),
     Explanation,
     "What the memory at the peak of a program is needed for, what holds the rest, and what changes "
     "without it. Sizes are bytes.",
@@ -343,5 +343,5 @@ EXPLANATION: Final = Document(
         **cause_shapes(),
         **need_shapes(),
     },
-    added={"1.3": "Effect.bound", "1.5": "late_variable smaller"},
+    added={"1.3": "Effect.bound", "1.5": "late_variable smaller", "1.6": "ranks"},
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from gpuprobe.model.causes import Explanation, RunEnd
 from gpuprobe.model.needs import Need
 from gpuprobe.model.text import human_bytes
@@ -25,12 +27,18 @@ def explain_sections(found: Explanation, *, full: bool = False) -> list[Section]
     if len(found.causes) > len(causes):
         parts.append(Line(f"… {len(found.causes) - len(causes)} more: -v shows them"))
     sections = [Section(parts=(Line(_verdict(found), indent=0), *parts), name="verdict")]
+    if found.ranks:
+        sections.append(Section("Other ranks", tuple(bulleted(found.ranks)), "ranks"))
     # Without a cause, what is known is which lines have the memory, and what uses it.
     needs = needs_parts(found.needs, full=full, needed=not found.causes)
     sections.append(Section("What it is needed for", tuple(needs), "needs"))
     if found.notes:
         sections.append(Section("Not looked at", bulleted(found.notes), "notes"))
     return sections
+
+
+_MUCH: Final = 8
+"""The part of the peak, an eighth, from which memory that is freed late is more than a little."""
 
 
 def _verdict(found: Explanation) -> str:
@@ -54,11 +62,21 @@ def _verdict(found: Explanation) -> str:
     needless = found.needs.bytes_of(*(need for need in Need if need.needless))
     if found.causes:
         return head
-    late = f"{human_bytes(needless)} are freed a little later than they could be"
+    much = _MUCH * needless >= found.needs.total
+    late = (
+        f"{human_bytes(needless)} are freed {'' if much else 'a little '}later than they could be"
+    )
     if found.late_variable:
         late += f", {found.late_variable}"
     if not found.searched:
         return f"{head} No cause was found, and not everything was checked (below); {late}."
+    if much:
+        most = human_bytes(found.needs.freed_after_use)
+        return (
+            f"{head} {late[0].upper()}{late[1:]}, but no single cause of it was found: if every "
+            f"block were freed after its last use, {most} would be the most. Otherwise, less "
+            f"memory takes {found.needs.smaller}."
+        )
     return (
         f"{head} All of it is needed by all that was checked ({late}): less memory takes "
         f"{found.needs.smaller}."

@@ -37,8 +37,8 @@ class Inspection:
         self._result = Path(request["result"])
 
     def search_and_exit(self, traces: Callable[[], list[MemoryTrace]]) -> None:
-        """Write what holds the blocks, and end the process without Python's shutdown. ``traces``
-        returns those of the step so far.
+        """Write what holds the blocks, and end the process without Python's shutdown; not in a rank
+        of a job that does not use the device. ``traces`` returns those of the step so far.
         """
         from gpuprobe.torch_support.holding.objects import Key
         from gpuprobe.torch_support.holding.search import (
@@ -49,7 +49,9 @@ class Inspection:
         )
 
         trace = next((one for one in traces() if one.device == self._device), None)
-        places = {} if trace is None else self._addresses(trace)
+        if trace is None:
+            return
+        places = self._addresses(trace)
         sizes: dict[Key, int] = {
             (self._device, at): self._blocks[number][1] for at, number in places.items()
         }

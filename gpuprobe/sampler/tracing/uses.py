@@ -399,6 +399,7 @@ class Uses:
             self._pack()
         if self._inspection is not None and number >= self._inspection.operator:
             self._inspection.search_and_exit(self.traces_now)
+            self._inspection = None  # it was about another rank
 
     def _note_arguments(
         self, about: _Operator, args: tuple[Any, ...], kwargs: dict[str, Any], number: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from collections.abc import Iterator
 
@@ -111,17 +112,41 @@ def estimate_command(report: Report, gpu: str = "") -> str:
 
 
 def recorded_gpu(report: Report) -> str:
-    """The GPU with the highest peak by its name in the catalogue; a placeholder if unknown."""
+    """The GPU with the highest peak by its name in the catalogue, or all that a process had, as
+    ``2xt4``: those that were simulated, or else those up to the last that it used. A placeholder if
+    one is unknown.
+    """
     from gpuprobe.catalogue.file import all_models, by_key, key_of  # reads a file
 
-    kind, _, index = (report.peak.device or "").partition(":")
-    if kind != "cuda" or not index.isdecimal() or int(index) >= len(report.gpus):
-        return "GPU"
     try:
-        found = by_key(all_models()).get(key_of(report.gpus[int(index)]))
+        known = by_key(all_models())
     except ConfigError:  # in a catalogue of the user
         return "GPU"
-    return "GPU" if found is None else found.name
+    names = []
+    for index in _gpus_to_simulate(report):
+        model = known.get(key_of(report.gpus[index])) if index < len(report.gpus) else None
+        if model is None:
+            return "GPU"
+        names.append(model.name)
+    groups = [(name, len([*same])) for name, same in itertools.groupby(names)]
+    return ",".join(f"{n}x{name}" if n > 1 else name for name, n in groups) or "GPU"
+
+
+def _gpus_to_simulate(report: Report) -> range:
+    """The indices of `recorded_gpu`."""
+    if (peak := _cuda_index(report.peak.device)) is None:
+        return range(0)
+    if report.session.world_size > 1:  # each rank gets one
+        return range(peak, peak + 1)
+    used = [index for row in report.devices if (index := _cuda_index(row.device)) is not None]
+    if report.session.virtual:
+        return range(len(report.gpus))
+    return range(max(used, default=peak) + 1)
+
+
+def _cuda_index(device: str | None) -> int | None:
+    kind, _, index = (device or "").partition(":")
+    return int(index) if kind == "cuda" and index.isdecimal() else None
 
 
 def _failed_allocation(failure: OutOfMemory) -> str:
