@@ -55,12 +55,12 @@ def test_its_traces_replay_exactly(tmp_path: Path) -> None:
 
 def test_a_gpu_of_which_a_snapshot_was_taken_has_no_trace(tmp_path: Path) -> None:
     """Snapshots are of all GPUs. torch 2.15 takes one as a process group begins."""
-    with gpuprobe.virtual_gpu("2xa100-40gb"):
-        with gpuprobe.record(tmp_path / "run.gpuprobe", level="trace"):
-            torch.ones(1, device="cuda")
-            torch.cuda.memory._snapshot()
-            _train(3)
-    (rank,) = gpuprobe.load(tmp_path / "run.gpuprobe").ranks
+    run = tmp_path / "run.gpuprobe"
+    with gpuprobe.virtual_gpu("2xa100-40gb"), gpuprobe.record(run, level="trace"):
+        torch.ones(1, device="cuda")
+        torch.cuda.memory._snapshot()
+        _train(3)
+    (rank,) = gpuprobe.load(run).ranks
     assert {trace.device for trace in rank.traces} == {"cuda:0"}
 
 
