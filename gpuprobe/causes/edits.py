@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from gpuprobe.causes.answer import EditKind
 from gpuprobe.causes.find import Diagnosed
 from gpuprobe.causes.groups import HeldGroup
+from gpuprobe.causes.lines import stored_as
 from gpuprobe.model.place import NoPlace, Place
 from gpuprobe.model.run.holders import Holder, HolderRoot
 from gpuprobe.remedies.edits import (
@@ -124,7 +125,12 @@ def _deletions(place: _Place) -> Iterator[Edit]:
     if holder is None or not holder.path:
         return
     name = holder.path[0].label
-    for part in filter(None, (holder.part_also, holder.part)):
+    in_methods = [
+        stored_as(place.text, line, stored_name(holder))
+        for line in place.stored
+        if holder.of_object
+    ]
+    for part in dict.fromkeys(filter(None, (*in_methods, holder.part))):
         lines = [place.used, place.made, *_lines_with(place.text, re.split(r"\W", part)[0])]
         yield from (
             ReleasePart(line, part, holder.of_named_tuple) for line in dict.fromkeys(lines) if line

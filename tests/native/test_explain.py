@@ -231,7 +231,7 @@ for step in range(4):
         (VARIABLE, "live-variable", "big = torch.randn", "big (a Tensor in train", ""),
         (RESULT, "live-variable", "logits=x @", "out", "        out['logits'] = None"),
         (NAMESPACE, "live-variable", "logits=x @", "out", "        out.logits = None"),
-        (ATTRIBUTE, "live-variable", "self.batch =", "batch", ""),
+        (ATTRIBUTE, "live-variable", "self.batch =", "batch", "        self.batch = None"),
         (
             NAMED_TUPLE,
             "live-variable",

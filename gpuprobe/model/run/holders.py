@@ -166,13 +166,6 @@ class Holder:
         return bool(self.part) and self.path[0].size is None
 
     @property
-    def part_also(self) -> str:
-        """The attribute by the other expression, in a method; empty if that is another one."""
-        other = self.also.partition(" in ")[0]
-        same = self.of_object and other.partition(".")[2] == self.path[1].label[1:]
-        return other if same else ""
-
-    @property
     def of_named_tuple(self) -> bool:
         """Whether `part` is a field of a named tuple: elements of other containers have keys."""
         return bool(self.part) and self.path[0].size is not None and self.path[1].label[:1] == "."
