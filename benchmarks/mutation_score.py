@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import argparse
 import ast
+import difflib
+import math
 import os
 import random
 import shutil
-import subprocess
+import signal
 import sys
 import tempfile
 import time
@@ -29,9 +31,21 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 
+# Tests with the mark `simulated` of a folder, which run in a process with a simulated GPU.
+SIMULATED = "tests/native/test_marked_gpu.py::test_files[simulated-{}]"
+
 # room -> (folder, tests, fastest first)
 ROOMS = {
-    "hazards": ("gpuprobe/hazards", ("tests/hazards",)),
+    "hazards": ("gpuprobe/hazards", ("tests/hazards", SIMULATED.format("hazards"))),
+    "causes": (
+        "gpuprobe/causes",
+        (
+            "tests/analysis",
+            SIMULATED.format("sampler"),
+            "tests/native/test_larger_memory_causes.py",
+            "tests/native/test_explain.py",
+        ),
+    ),
     "allocator": ("gpuprobe/allocator", ("tests/allocator", "tests/snapshot")),
     "analysis": (
         "gpuprobe/analysis",
@@ -85,12 +99,13 @@ def main() -> int:
         os.environ.setdefault("GPUPROBE_SNAPSHOTS", str(shared))
         # For a change of the same length within the same second, the old bytecode would be valid.
         os.environ.update(PYTHONPATH=str(tree), PYTHONDONTWRITEBYTECODE="1")
+        sys.dont_write_bytecode = True
+        sys.path[0] = str(tree)  # the tests run in forks
         return _score(args.room or list(ROOMS), args.count, args.seed, args.seconds)
 
 
 def _score(rooms: list[str], count: int, seed: int, seconds: float | None) -> int:
-    from cosmic_ray.mutating import mutate_and_test
-    from cosmic_ray.work_item import TestOutcome
+    import torch  # noqa: F401 - imported once for all forks
 
     table = []
     for room in rooms:
@@ -100,11 +115,10 @@ def _score(rooms: list[str], count: int, seed: int, seconds: float | None) -> in
         drawn = random.Random(seed).sample(faults, min(count, len(faults)))
         killed = 0
         for number, spec in enumerate(drawn, 1):
-            result = mutate_and_test([spec], _command(tests, spec.module_path), limit)
-            survived = result.test_outcome is TestOutcome.SURVIVED
-            killed += not survived
-            if survived:
-                print(f"survived: {spec.operator_name}\n{result.diff}\n", flush=True)
+            diff = _survivor(spec, _files(tests, spec.module_path), limit)
+            killed += not diff
+            if diff:
+                print(f"survived: {spec.operator_name}\n{diff}\n", flush=True)
             print(f"{room}: {killed} of {number} killed", file=sys.stderr, flush=True)
         table.append((room, len(faults), len(drawn), killed))
     print(f"{'room':<14}{'faults':>8}{'drawn':>8}{'killed':>8}{'score':>8}")
@@ -114,27 +128,68 @@ def _score(rooms: list[str], count: int, seed: int, seconds: float | None) -> in
     return 0
 
 
+def _survivor(spec: Any, files: list[str], limit: float) -> str:
+    """The change that a fault makes, as a diff, if the tests pass with it; else ""."""
+    from cosmic_ray.mutating import use_mutation
+    from cosmic_ray.plugins import get_operator
+
+    operator = get_operator(spec.operator_name)(**(spec.operator_args or {}))
+    with use_mutation(spec.module_path, operator, spec.occurrence) as (before, after):
+        if not _passed(files, limit):
+            return ""
+    sides = (text.splitlines() for text in (before, after))
+    return "\n".join(difflib.unified_diff(*sides, str(spec.module_path), lineterm=""))
+
+
 def _time(tests: tuple[str, ...]) -> float:
     """The seconds that a room's tests take without a fault."""
     start = time.monotonic()
-    done = subprocess.run(_command(tests).split(), stdout=subprocess.PIPE, text=True)
-    if done.returncode:
-        raise SystemExit(f"the tests fail without a fault:\n{done.stdout[-4000:]}")
+    if not _passed(_files(tests), math.inf, quiet=False):
+        raise SystemExit("the tests fail without a fault")
     return time.monotonic() - start
 
 
-def _command(tests: tuple[str, ...], module: Path | None = None) -> str:
-    """pytest on all of a room's tests: first on the files that name the module, as one of those
-    probably fails.
+def _passed(files: list[str], limit: float, *, quiet: bool = True) -> bool:
+    """Run tests in a fork. False if one fails, or after ``limit`` seconds."""
+    import pytest
+
+    until = time.monotonic() + limit
+    child = os.fork()
+    if not child:
+        code = 70
+        try:
+            os.setsid()
+            if quiet:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+                os.dup2(1, 2)
+            code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *files]))
+        finally:
+            os._exit(code)
+    while time.monotonic() < until:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status) == 0
+        time.sleep(0.05)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return False
+
+
+def _files(tests: tuple[str, ...], module: Path | None = None) -> list[str]:
+    """All of a room's tests: first the files that name the module, as one of those probably
+    fails.
     """
-    files = [file for folder in tests for file in sorted(Path(folder).rglob("test_*.py"))]
+    files = [
+        file
+        for path in map(Path, tests)
+        for file in (sorted(path.rglob("test_*.py")) if path.is_dir() else [path])
+    ]
     if module is not None:
         name = ".".join(module.with_suffix("").parts).removesuffix(".__init__")
         package = name.rpartition(".")[0]
-        texts = {file: file.read_text(encoding="utf-8") for file in files}
+        texts = {file: file.read_text("utf-8") if file.is_file() else "" for file in files}
         files.sort(key=lambda file: (name not in texts[file], package not in texts[file]))
-    paths = " ".join(map(str, files))
-    return f"{sys.executable} -m pytest -x -q -p no:cacheprovider {paths}"
+    return [str(file) for file in files]
 
 
 def _faults(folder: Path) -> Iterator[Any]:

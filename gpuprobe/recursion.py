@@ -30,7 +30,7 @@ class CallCount:
         self._sign = sign  # -1: what is left
 
     def forget(self, calls: int) -> None:
-        """Count this many calls less; a negative number, more."""
+        """Subtract this many calls from the count; a negative number adds calls."""
         self._count.value -= self._sign * calls
 
     def names(self) -> dict[str, Any]:
@@ -40,15 +40,15 @@ class CallCount:
 
 
 _ROOM: Final = 200
-"""Calls that a hook may have on top of the program's."""
+"""Calls that a hook may make beyond the limit of recursion."""
 
 _main: CallCount | None = None
 
 
 def with_room(run: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    """Call a function of gpuprobe that the program's code runs through, such as a hook: in the main
-    thread, and once `call_count` has been called there, it does not fail where the program is near
-    the limit of recursion.
+    """Call a function of gpuprobe, such as a hook, with `_ROOM` calls more than the limit of
+    recursion leaves: it works also where the program has nearly reached the limit. Only in the main
+    thread, after `call_count` was called there.
     """
     if _main is None or threading.get_ident() != _MAIN:
         return run(*args, **named)

@@ -160,9 +160,7 @@ def _unmapped(
     return block
 
 
-def segments(
-    sim: Simulator, pools: Sequence[tuple[int, int]] = ((0, 0),), device: int = 0
-) -> tuple[Segment, ...]:
+def segments(sim: Simulator, pools: Sequence[tuple[int, int]] = ((0, 0),)) -> tuple[Segment, ...]:
     """The layout as torch's snapshot shows it: by address, one segment per contiguous mapped
     range, unmapped parts left out (``DeviceCachingAllocator::snapshot``).
 
@@ -191,7 +189,7 @@ def segments(
         index = half.owner.index
         found.append(
             Segment(
-                device=device,
+                device=0,
                 address=head.address,
                 total_size=total,
                 stream=head.free_list.stream,

@@ -25,8 +25,8 @@ class TraceResult:
     """The replay of one device's trace (in a recording: of one step), and its what-ifs.
 
     ``baseline`` is the recorded settings, simulated like ``what_if``: compare the two.
-    ``first_step``: with what-ifs, the first of the steps that the replay covers together, without a
-    gap; None for the step alone.
+    ``first_step``: with what-ifs, the first of the consecutive steps that the replay covers; None
+    if it covers one step.
     """
 
     recorded: TraceReplay
@@ -136,8 +136,9 @@ def replay_all(
 def _together(
     traces: Sequence[MemoryTrace], run: Sequence[int], alone: TraceResult, torch: str
 ) -> tuple[MemoryTrace | None, TraceResult]:
-    """The traces of a run as one, and their replay; None, and the result of the one trace ``alone``
-    if there is no other, if they are too many, or if they do not replay exactly together.
+    """The traces of a run of steps, joined to one, and its replay. None with the result ``alone``
+    (of a single trace) if the run has one trace, more than `MOST_EVENTS`, or if only the single
+    trace is reproduced exactly.
     """
     found = [traces[at] for at in run]
     if len(found) < 2 or sum(len(trace.events) for trace in found) > MOST_EVENTS:

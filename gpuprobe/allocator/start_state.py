@@ -52,7 +52,6 @@ class _Old:
     pool: int
     pending: bool
     size: int = 0
-    stack: int = 0
     freed_at: int = -1  # index of its first event; -1: it outlives the trace
 
 
@@ -152,7 +151,6 @@ def _old_blocks(trace: MemoryTrace) -> list[_Old]:
                         pool=indices[segment.pool_id],
                         pending=block.state is BlockState.PENDING_FREE,
                         size=block.size,
-                        stack=block.stack,
                     )
                 )
     olds.sort(key=lambda old: old.address)

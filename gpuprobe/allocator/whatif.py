@@ -62,10 +62,6 @@ class Range:
     least: int
     most: int
 
-    @property
-    def exact(self) -> bool:
-        return self.least == self.most
-
 
 @dataclass(frozen=True, slots=True)
 class WhatIfOutcome:

@@ -87,8 +87,8 @@ class _Change:
         ]
 
     def edits_of(self, hunk: int, order: Sequence[int]) -> list[int]:
-        """The hunks of ``order`` that edit the copies which this hunk adds or uses, and that run
-        without further hunks."""
+        """A hunk that adds or uses a copy of a definition: the edits within that copy, in this
+        ``order``, which need no hunk but each other. Empty for an edit."""
         if self.hunks[hunk].within is not None:
             return []
         copies = {
@@ -156,7 +156,8 @@ class Blaming:
         self._over = False
 
     def repeated(self) -> TrialFigures:
-        """The figures of the program now, in the copy. The budget starts afterwards."""
+        """Run the program with nothing reverted, in the trials' copy of the project; return its
+        figures. The budget of the trials starts after this run."""
         figures = self._figures(Taken())
         self._deadline = self._options.deadline()
         return figures
@@ -311,7 +312,8 @@ class Blaming:
     def _without_a_figure(
         self, metric: MetricResult, found: Found, order: Sequence[int]
     ) -> list[Cause]:
-        """The likeliest change, likelier than all causes, that the program fails without."""
+        """The likeliest change as a cause, if the program fails without it, and if it is likelier
+        than all causes that were measured. Empty otherwise."""
         known = {number for tried in found.causes for number in tried.hunks}
         first = min((order.index(at) for at in known if at in order), default=0)
         for number in order[:first]:
@@ -392,8 +394,8 @@ def ranked(
     order: Sequence[int],
     reason: str,
 ) -> MetricResult:
-    """A metric whose causes were not tried, for this reason ("" if the user disabled it): the
-    changes in the order of their prior, with the causes known for their places."""
+    """The metric with the hunks of ``order`` as its causes, each with the text of a cause known at
+    its place. None was tried, for this ``reason`` ("" if the user disabled trials)."""
     by_place = {_file_and_line(cause.place): cause for cause in metric.causes}
     causes = []
     for number in order[:_MOST_CAUSES]:
@@ -514,8 +516,8 @@ def with_causes(
     repeat: Callable[[Sequence[TrialFigures]], CheckResult],
 ) -> CheckResult:
     """A failed check with its causes. ``options``: None to run nothing. ``repeat`` confirms the
-    regressions in another run; it gets the first run of the trials, if there was one: also without
-    a budget, since another process takes longer."""
+    regressions in another run. It gets the figures of the trials' first run, if there was one; that
+    run happens without a budget too, as a run in a new process would take longer."""
     root = os.path.realpath(plan.root or Path.cwd())
     change = change_of(before, after, root, found)
     if not plan.command:

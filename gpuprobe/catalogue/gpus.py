@@ -98,21 +98,21 @@ def alternatives(text: str) -> list[str]:
     return names
 
 
-def present(index: int = 0) -> GpuModel:
-    """The GPU that this machine has, as torch reports it. Creates no memory on it, but does
+def present() -> GpuModel:
+    """The first GPU of this machine, as torch reports it. Creates no memory on it, but does
     initialise CUDA in this process.
 
-    Raises MissingExtra without torch, DriverUnavailable where torch sees no such GPU.
+    Raises MissingExtra without torch, DriverUnavailable where torch sees no GPU.
     """
     try:
         import torch  # 2 s; only for the present GPU
     except ImportError as error:
         raise MissingExtra("torch", "torch") from error
-    if not torch.cuda.is_available() or index >= torch.cuda.device_count():
+    if not torch.cuda.is_available():
         raise DriverUnavailable(
-            f"torch sees no CUDA device {index}", hint="name a GPU of docs/reference/gpus.md"
+            "torch sees no CUDA device", hint="name a GPU of docs/reference/gpus.md"
         )
-    return from_properties(torch.cuda.get_device_properties(index))
+    return from_properties(torch.cuda.get_device_properties(0))
 
 
 def from_properties(properties: Any) -> GpuModel:

@@ -143,8 +143,8 @@ def _deletions(place: _Place) -> Iterator[Edit]:
 
 
 def _last_lines(place: _Place, name: str) -> list[int]:
-    """The lines with a name after the one that made its value, in the same function, the last
-    first: what was made in an earlier step was used there, too.
+    """The lines that use a name, after the line that made its value and in the same function, the
+    last first.
     """
     made = place.text.statements(place.made)[:1] if place.made else []
     around = (node for one in made for node in place.text.ancestors(one))
@@ -161,8 +161,8 @@ def _clones(place: _Place) -> Iterator[Edit]:
 
 
 def _without_gradients(place: _Place) -> Iterator[Edit]:
-    """The function that calls the model, the loops that do, the outermost first, and the call; what
-    also trains is refused.
+    """``no_grad`` for the function that calls the model, for each loop around the call, the
+    outermost first, and for the call alone. `candidates` leaves out those around a backward pass.
     """
     for call in place.text.statements(place.kept)[:1]:
         around: list[int] = []
@@ -266,7 +266,7 @@ _OF_TORCH: Final = ("grad_fn", "grad", "saved", "__traceback__", "sys", "last_va
 
 
 def _lines_with(text: ProgramText, name: str) -> Iterator[int]:
-    """The lines with a name, in order; the edit itself finds whether they store something."""
+    """The lines in which a name occurs, in order."""
     if name:
         word = re.compile(rf"\b{re.escape(name)}\b")
         lines = text.data.decode("utf-8", "replace").splitlines()

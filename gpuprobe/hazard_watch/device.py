@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 from torch import Tensor, UntypedStorage
@@ -48,16 +48,10 @@ class RegisteredMemory:
         return self.address < address + nbytes and address < self.address + self.nbytes
 
 
-class DeviceBlock(NamedTuple):
-    """A block of torch's caching allocator."""
-
-    address: int
-
-
 class Tag(weakref.ref[UntypedStorage]):
     """The tag of a storage on a device, or of a pinned one that a copy used. ``place``: a device
     index or `PINNED`; ``key``: the storage's identity while it is live; ``stream``: the number of
-    the stream that it was allocated on; ``block``: None if it has no device memory;
+    the stream that it was allocated on; ``block``: the address of its memory on a device, or 0;
     ``registered``: the memory of a pinned storage that torch did not allocate, with ``offset``, the
     storage's first byte in there.
     """
@@ -68,7 +62,7 @@ class Tag(weakref.ref[UntypedStorage]):
     nbytes: int
     place: int
     stream: int
-    block: DeviceBlock | None
+    block: int
     registered: RegisteredMemory | None
     offset: int
     whole: Footprint | None
@@ -257,7 +251,7 @@ class Cuda:
     def _tag(self, storage: UntypedStorage, place: int) -> Tag:
         tag = Tag(storage, self.ended)
         tag.key, tag.nbytes, tag.place = storage._cdata, storage.nbytes(), place
-        tag.stream, tag.block, tag.registered, tag.offset, tag.whole = 0, None, None, 0, None
+        tag.stream, tag.block, tag.registered, tag.offset, tag.whole = 0, 0, None, 0, None
         self.tags[tag.key] = tag
         return tag
 
@@ -265,8 +259,7 @@ class Cuda:
         """The new tag of a storage on a device that was allocated on a stream."""
         tag = self._tag(storage, storage.device.index)
         tag.stream = stream
-        address = address_of(storage)
-        tag.block = DeviceBlock(address) if address else None
+        tag.block = address_of(storage)
         return tag
 
     def known_integers(self, tensor: Tensor) -> list[int] | None:

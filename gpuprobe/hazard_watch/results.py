@@ -14,7 +14,7 @@ from gpuprobe.hazards.events import Site
 from gpuprobe.hazards.findings.explain import finding, findings, source_of
 from gpuprobe.hazards.findings.fingerprint import fingerprint
 from gpuprobe.hazards.findings.results import PROOF, Hazards, SyncRow
-from gpuprobe.hazards.ledger import REPLACEMENTS, SyncEntry
+from gpuprobe.hazards.ledger import REPLACEMENTS, LineEntry
 from gpuprobe.model.findings import Finding, Fix
 from gpuprobe.model.place import Place
 
@@ -35,19 +35,20 @@ def fill(found: Hazards, source: EventSource) -> None:
     found.self_waits += [place(site) for site in dict.fromkeys(waits)]
     for entry, location in _by_line(source.ledger.entries.values()):
         allowed = entry.allowed or _allowed(location)
-        replacement = REPLACEMENTS.get(entry.reason, "")
-        found.syncs.append(
-            SyncRow(entry.reason, location, entry.count, entry.seconds, allowed, replacement)
-        )
+        if entry.rule is rules.IMPLICIT_SYNC:
+            replacement = REPLACEMENTS.get(entry.reason, "")
+            found.syncs.append(
+                SyncRow(entry.reason, location, entry.count, entry.seconds, allowed, replacement)
+            )
         if not allowed:
-            found.findings.append(_sync_finding(entry, location))
+            found.findings.append(_line_finding(entry, location))
     found.redundant += [(place(site), count) for site, count in engine.redundant.items()]
     found.coverage += source.coverage()
 
 
-def _by_line(entries: Iterable[SyncEntry]) -> list[tuple[SyncEntry, Place | None]]:
+def _by_line(entries: Iterable[LineEntry]) -> list[tuple[LineEntry, Place | None]]:
     """Entries with their places; those of one line, for one reason, are merged."""
-    found: dict[tuple[str, str, bool], tuple[SyncEntry, Place | None]] = {}
+    found: dict[tuple[str, str, bool], tuple[LineEntry, Place | None]] = {}
     for entry in entries:
         location = place(entry.site)
         key = (entry.reason, repr(entry.site) if location is None else str(location), entry.allowed)
@@ -61,9 +62,9 @@ def _by_line(entries: Iterable[SyncEntry]) -> list[tuple[SyncEntry, Place | None
     return list(found.values())
 
 
-def _sync_finding(entry: SyncEntry, location: Place | None) -> Finding:
-    """One line of the sync ledger as a finding."""
-    rule, reason = rules.IMPLICIT_SYNC, entry.reason
+def _line_finding(entry: LineEntry, location: Place | None) -> Finding:
+    """One line of the ledger as a finding."""
+    rule, reason = entry.rule, entry.reason
     times = "" if entry.count == 1 else f" ({entry.count} times)"
     return Finding(
         rule=rule.id,
@@ -100,9 +101,9 @@ class FindingsSoFar:
 
     def news(self) -> list[Finding]:
         """New findings since the last call. Thread-safe."""
-        return [*self._races(), *self._syncs()]
+        return [*self._races(), *self._lines()]
 
-    def _syncs(self) -> Iterator[Finding]:
+    def _lines(self) -> Iterator[Finding]:
         for key, entry in tuple(self._source.ledger.entries.items()):
             count, reported = entry.count, self._counts.get(key, 0)
             if 10 * count < 11 * reported or count == reported:
@@ -110,7 +111,7 @@ class FindingsSoFar:
             self._counts[key] = count
             location = place(entry.site)
             if not entry.allowed and not _allowed(location):
-                yield _sync_finding(replace(entry, count=count), location)
+                yield _line_finding(replace(entry, count=count), location)
 
     def _races(self) -> Iterator[Finding]:
         for engine in (self._source.engine, *self._source.captures):

@@ -42,6 +42,7 @@ from gpuprobe.hazards.events import (
     StreamWait,
 )
 from gpuprobe.hazards.footprint import Footprint
+from gpuprobe.hazards.untracked import untrack
 from gpuprobe.torch_support.callers import passed_on
 from gpuprobe.torch_support.operator_calls import left_out, recording
 from gpuprobe.torch_support.tensors import is_meta, parts, storage_key
@@ -135,8 +136,10 @@ class EventSource(StreamSource):
             return
         try:
             with self._lock:
-                self.drain()
-                self.machine.enter_node()
+                if self._queue:
+                    self.drain()
+                if self.machine.in_backward:
+                    self.machine.enter_node()
                 call(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - reported as a gap of the coverage
             self.broken = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300]}"
@@ -296,6 +299,8 @@ class EventSource(StreamSource):
         accesses, shapes = self._accesses(plan, func, args, kwargs, result)
         site = site_at_hand()
         op = (plan.name, shapes)
+        untrack(shapes)
+        untrack(op)
         if plan.collective:
             number = self.collectives.launched(func, args)
             if number is not None:
@@ -396,7 +401,7 @@ class EventSource(StreamSource):
                 else:
                     address, where = touched
                     accesses.append((address, where, write))
-                    shapes.append((where.low, value.shape))
+                    shapes.append((where.low, tuple(value.shape)))
             elif type(value) is list or type(value) is tuple:
                 self.add_accesses(accesses, value, written[at])
         if kwargs:
@@ -418,7 +423,7 @@ class EventSource(StreamSource):
             else:
                 address, where = touched
                 accesses.append((address, where, True))
-                shapes.append((where.low, result.shape))
+                shapes.append((where.low, tuple(result.shape)))
         return accesses, shapes
 
     def _add_rows(

@@ -14,7 +14,6 @@ from torch.autograd.graph import Node
 from gpuprobe.hazard_watch.device import (
     PINNED,
     Cuda,
-    DeviceBlock,
     EarlierBlocks,
     Tag,
     address_of,
@@ -44,7 +43,8 @@ from gpuprobe.hazards.events import (
     StreamSynchronize,
 )
 from gpuprobe.hazards.footprint import Footprint, of_tensor, whole
-from gpuprobe.hazards.ledger import SyncLedger
+from gpuprobe.hazards.ledger import LineLedger
+from gpuprobe.hazards.untracked import untrack
 from gpuprobe.torch_support.operator_calls import called_by_engine
 from gpuprobe.torch_support.tensors import parts, storage_key
 from gpuprobe.user_frames import PACKAGE, outside
@@ -77,7 +77,7 @@ class StreamSource:
         self.engine = Engine()
         # The engine that gets launches and waits: within a capture, the graph's own.
         self.active = self.engine
-        self.ledger = SyncLedger()
+        self.ledger = LineLedger()
         self.allowed = 0  # open contexts in which synchronisations are allowed
         self.uncharged_graphs = 0  # replays of graphs that were captured before the check
         self._capture: CapturedGraph | None = None
@@ -127,7 +127,7 @@ class StreamSource:
 
     def _address(self, tag: Tag) -> int | None:
         if tag.place >= 0:
-            return None if tag.block is None else tag.block.address + tag.place * _SPACE
+            return tag.block + tag.place * _SPACE if tag.block else None
         if tag.place != PINNED:
             return None
         memory = tag.registered
@@ -152,20 +152,19 @@ class StreamSource:
                     return None
                 self._tag(storage, made=False)
                 tag = self.machine.tags[storage._cdata]
-            block = tag.block
             try:
                 at = storage.data_ptr()
             except RuntimeError:
                 at = 0
-            if at != (0 if block is None else block.address):
+            if at != tag.block:
                 self._moved(tag, storage)
-                block = tag.block
             nbytes = tensor.nbytes
-            if block is None or tag.place or nbytes != tag.nbytes or not is_contiguous(tensor):
+            if not at or tag.place or nbytes != tag.nbytes or not is_contiguous(tensor):
                 return self._footprint(tag, tensor)
             where = tag.whole
             if where is None or where.low != at or where.high != at + nbytes:
                 where = tag.whole = whole(at, at + nbytes)
+                untrack(where)
             return (at, where) if nbytes else None
         if tensor.layout is torch.strided:
             self.machine.place_of(tensor)  # adds the tag of a pinned storage
@@ -176,11 +175,7 @@ class StreamSource:
         return None if tag is None else self._footprint(tag, tensor)
 
     def _footprint(self, tag: Tag, tensor: Tensor) -> tuple[int, Footprint] | None:
-        block = tag.block
-        if block is not None and not tag.place:  # as `_address`, for the first device
-            address: int | None = block.address
-        else:
-            address = self._address(tag)
+        address = self._address(tag) if tag.place else tag.block or None
         if address is None:
             return None
         if is_contiguous(tensor):  # nearly all: the strides add nothing
@@ -252,7 +247,7 @@ class StreamSource:
                     tag = tags.get(storage._cdata)
                     if tag is None:
                         self._tag(storage, made)
-                    elif (tag.block.address if tag.block is not None else 0) != address_of(storage):
+                    elif tag.block != address_of(storage):
                         self._moved(tag, storage)
             elif type(value) is list or type(value) is tuple:
                 self._tag_new(value, made)
@@ -285,11 +280,11 @@ class StreamSource:
         """A storage may have other memory than before."""
         address, old = address_of(storage), tag.block
         tag.nbytes = storage.nbytes()
-        if address != (0 if old is None else old.address):
-            tag.block = DeviceBlock(address) if address else None
+        if address != old:
+            tag.block = address
             tag.stream = self.machine.stream(tag.place)
-            if old is not None:
-                self._freed(old.address + tag.place * _SPACE)
+            if old:
+                self._freed(old + tag.place * _SPACE)
             where = self._address(tag)
             if where is not None and not self.engine.is_live(where):
                 owner = tag.place, tag.stream

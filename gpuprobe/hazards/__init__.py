@@ -5,7 +5,7 @@
 * ``accesses``, ``freed``: accesses to live and to freed memory.
 * ``engine``: clocks per stream and for the host; finds unordered accesses.
 * ``rules``: the id, kind and title of each finding.
-* ``ledger``: implicit synchronisations.
+* ``ledger``: hazards of one line alone, such as implicit synchronisations.
 * ``findings.repairs``: one class per kind of repair: its words, its code, its change of the log.
 * ``findings.explain``: from a race to its smallest fix and to a finding.
 * ``findings.results``: the results of ranks, and their merge.

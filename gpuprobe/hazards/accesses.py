@@ -10,6 +10,7 @@ from typing import Final, Literal, NamedTuple
 from gpuprobe.hazards import rules
 from gpuprobe.hazards.events import HOST, Operator, Site
 from gpuprobe.hazards.footprint import Footprint
+from gpuprobe.hazards.untracked import untrack
 from gpuprobe.model.rules import Rule
 
 _NONE: Final[frozenset[int]] = frozenset()
@@ -137,6 +138,8 @@ class TrackedBlock:
         self.most_reads = self.most_writes = FEW  # before they are pruned
         self.recorded: frozenset[int] = _NONE  # actors of `RecordStream`
         self.graphs: tuple[int, ...] = ()  # captured graphs that use it
+        for part in (self, self.writes, self.reads, self.history):
+            untrack(part)
 
     def uses(self) -> list[Access]:
         """Its own accesses."""

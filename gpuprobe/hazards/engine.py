@@ -31,6 +31,7 @@ from gpuprobe.hazards.events import ADDED, HOST, Event, Launch, Site
 from gpuprobe.hazards.footprint import Footprint, overlap
 from gpuprobe.hazards.freed import FreedBytes, LatentReuse
 from gpuprobe.hazards.log import EventLog
+from gpuprobe.hazards.untracked import untrack
 from gpuprobe.model.rules import Rule
 
 _PLACES: Final = 2048
@@ -220,6 +221,7 @@ class Engine:
             clock = self._clocks[actor]
             kept = [access for access in kept if clock[access.actor] < access.time]
         if kept:
+            untrack(kept)
             self._freed.add(address, block.size, kept)
             # Only other streams can use memory after it could have been reused.
             if block.owner > 0 and self.many_streams and not block.private:
@@ -257,8 +259,9 @@ class Engine:
         time = clock[actor] = clock[actor] + 1
         for address, where, write in accesses:
             block = self._blocks.get(address) or self._from_before(address)
-            access = (actor, time, where, write, op, site, note, block.history)
-            self._access(block, _new(Access, access), clock)
+            access = _new(Access, (actor, time, where, write, op, site, note, block.history))
+            untrack(access)
+            self._access(block, access, clock)
 
     def _publication(self, event: events.Publication) -> None:
         actor, op, accesses, site = event
@@ -361,6 +364,7 @@ class Engine:
                 self._race(rule, other, access, block)
             if rows != 1 or low > place.low or high < place.high:
                 kept.append(other)
+        untrack(kept)
         return kept
 
     def _prune(self, accesses: list[Access]) -> tuple[list[Access], int]:
@@ -381,7 +385,7 @@ class Engine:
 
     def _check_inherited(
         self, block: TrackedBlock, access: Access, clock: list[int]
-    ) -> list[Access]:
+    ) -> Sequence[Access]:
         """Check an access against those of the bytes' former owners; return those that later
         accesses must be checked against.
         """
@@ -395,6 +399,9 @@ class Engine:
                 self._race(rules.USE_AFTER_FREE, other, access, block)
             else:
                 rest.append(other)
+        if not rest:
+            return ()
+        untrack(rest)
         return rest
 
     def _race(self, rule: Rule, first: Access, second: Access, block: TrackedBlock) -> None:

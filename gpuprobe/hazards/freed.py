@@ -15,6 +15,7 @@ from typing import Final
 from gpuprobe.allocator.rules import SMALL_LIMIT
 from gpuprobe.hazards.accesses import Access, TrackedBlock
 from gpuprobe.hazards.events import HOST, Site
+from gpuprobe.hazards.untracked import untrack
 
 _MOST_LATENT: Final = 512
 """Accesses that `LatentReuse` keeps."""
@@ -36,7 +37,8 @@ class FreedBytes:
         """Add bytes that were freed."""
         if address not in self._found:
             insort(self._starts, address)
-        self._found[address] = (size, accesses)
+        entry = self._found[address] = (size, accesses)
+        untrack(entry)
 
     def take(self, address: int, size: int) -> Sequence[Access]:
         """Remove bytes that have a new owner; return what it inherits. Bytes around them stay."""

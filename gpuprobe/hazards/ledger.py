@@ -1,4 +1,4 @@
-"""Implicit synchronisations: lines where the host waits for the GPU without an explicit wait."""
+"""Hazards of one line alone: implicit synchronisations, if no other rule is given."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpuprobe.hazards.events import Site
+from gpuprobe.hazards.rules import IMPLICIT_SYNC
+from gpuprobe.model.rules import Rule
 
 REPLACEMENTS: Final = {
     "item": "accumulate on the device and read it every N steps, or copy it with "
@@ -29,9 +31,9 @@ REPLACEMENTS: Final = {
 
 
 @dataclass(slots=True)
-class SyncEntry:
-    """One line's implicit synchronisations, for one reason. ``seconds``: time lost, measured on
-    CUDA only; None if unknown.
+class LineEntry:
+    """What one line did against ``rule``, for one reason. ``seconds``: time lost, measured on CUDA
+    only; None if unknown. ``allowed``: the program allows it there.
     """
 
     reason: str
@@ -39,31 +41,27 @@ class SyncEntry:
     count: int = 0
     seconds: float | None = None
     allowed: bool = False
+    rule: Rule = IMPLICIT_SYNC
 
 
-class SyncLedger:
-    """All implicit synchronisations, by line and reason."""
+class LineLedger:
+    """Hazards of one line alone, by line and reason."""
 
     def __init__(self) -> None:
-        self.entries: dict[tuple[str, Site], SyncEntry] = {}
+        self.entries: dict[tuple[str, Site], LineEntry] = {}
 
     def add(
-        self, reason: str, site: Site, *, seconds: float | None = None, allowed: bool = False
+        self, reason: str, site: Site, *, allowed: bool = False, rule: Rule = IMPLICIT_SYNC
     ) -> None:
+        """Count one more. A reason belongs to one rule."""
         entry = self.entries.get((reason, site))
         if entry is None:
-            entry = self.entries[(reason, site)] = SyncEntry(reason, site, allowed=allowed)
+            entry = LineEntry(reason, site, allowed=allowed, rule=rule)
+            self.entries[(reason, site)] = entry
         entry.count += 1
-        if seconds is not None:
-            entry.seconds = (entry.seconds or 0.0) + seconds
 
     def lost(self, reason: str, site: Site, seconds: float) -> None:
         """Add the time that the host waited in the synchronisation that was just added."""
         entry = self.entries.get((reason, site))
         if entry is not None:
             entry.seconds = (entry.seconds or 0.0) + seconds
-
-    @property
-    def total(self) -> int:
-        """Synchronisations that were not allowed."""
-        return sum(entry.count for entry in self.entries.values() if not entry.allowed)

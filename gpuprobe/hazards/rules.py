@@ -1,7 +1,7 @@
 """The rules: the id, title and general remedy of each kind of finding.
 
-Their kinds are read-after-write, write-after-read, write-after-write, use-after-free, host-race
-and implicit-sync.
+A race is an entry of `Engine.races`. A rule about one line alone, such as `IMPLICIT_SYNC`, has its
+entries in the check's `LineLedger`.
 """
 
 from __future__ import annotations
@@ -131,6 +131,7 @@ RULES: Final = (
     LATENT,
     IMPLICIT_SYNC,
 )
+KINDS: Final = tuple(dict.fromkeys(rule.kind for rule in RULES))
 
 ALSO_WRITTEN: Final = {
     "native_batch_norm": ("running_mean", "running_var"),

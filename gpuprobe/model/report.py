@@ -22,7 +22,14 @@ from gpuprobe.model.run.communication import Communication
 from gpuprobe.model.run.holders import Holder
 from gpuprobe.model.run.launches import LaunchReport
 from gpuprobe.model.run.recording import ChildRow, Status, StepRows
-from gpuprobe.model.run.session import Collective, Environment, PinnedLine, Placed, Session
+from gpuprobe.model.run.session import (
+    Collective,
+    Environment,
+    PinnedLine,
+    Placed,
+    ProgramError,
+    Session,
+)
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Bytes, Displayed, OneOf, Peak, Unavailable
 
@@ -39,21 +46,10 @@ Moment = Annotated[str, OneOf((AT_PEAK, AT_NEAREST_TRACE, AT_STEP_END))]
 
 
 @record(frozen=True)
-class RankError:
-    """The exception that ended the program of a rank. ``place``: the innermost line of the program
-    that it passed through; empty if unknown.
-    """
+class RankError(ProgramError):
+    """The exception that ended the program of a rank."""
 
-    rank: int
-    type: str
-    message: str
-    out_of_memory: bool
-    place: str
-
-    @property
-    def located(self) -> str:
-        """The message, with the place."""
-        return f"{self.message} (at {self.place})" if self.place else self.message
+    rank: int = 0
 
 
 @record(frozen=True)

@@ -61,9 +61,11 @@ class ProcessRecorder(NamedTuple):
 
 
 def _started() -> float:
-    """When this process was started, on the clock of `time.monotonic`: importing torch takes longer
-    than the few steps after which another one has ended that would have been there still. Never
-    earlier than it was: field 22 of ``/proc/self/stat`` (proc(5)) has whole ticks of the clock.
+    """When this process was started, on the clock of `time.monotonic`, rounded up to the ticks of
+    ``/proc/self/stat`` (field 22, proc(5)).
+
+    Not the time of this call: importing torch may take longer than the steps of another process,
+    and the two would seem to have run one after the other.
     """
     fields = Path("/proc/self/stat").read_text(encoding="ascii", errors="replace")
     ticks = int(fields.rpartition(")")[2].split()[19])
@@ -163,7 +165,9 @@ def started_processes(folder: Path, models: Mapping[int, GpuModel]) -> StartedPr
 
 
 def _most_at_once(uses: Sequence[_Use]) -> list[_Use]:
-    """The processes alive at the time when they reserve the most: always at the start of one."""
+    """The processes that together reserve the most. The sum only grows when one starts, so only
+    these times are compared.
+    """
 
     def at(instant: float) -> list[_Use]:
         return [use for use in uses if use.since <= instant < use.until]

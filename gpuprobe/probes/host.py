@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, TypedDict
 
 from gpuprobe.errors import EnvironmentUnavailable
@@ -61,9 +61,9 @@ class ProcessFacts(TypedDict, total=False):
     local_rank: Reading[int]
 
 
-def proc_root(environ: Mapping[str, str] = os.environ) -> str:
+def proc_root() -> str:
     """``/proc``, or the folder that ``GPUPROBE_PROCFS`` names instead."""
-    return environ.get("GPUPROBE_PROCFS") or "/proc"
+    return os.environ.get("GPUPROBE_PROCFS") or "/proc"
 
 
 def container_of(cgroup: str) -> Container | None:
@@ -340,9 +340,9 @@ def sandbox_of(version: str) -> str:
     return "gVisor" if version == _GVISOR else ""
 
 
-def describe_host(proc: ProcTree | None = None, *, full: bool = True) -> HostInfo:
+def describe_host(*, full: bool = True) -> HostInfo:
     """This machine and this process. Reads package versions without importing the packages."""
-    tree = ProcTree() if proc is None else proc
+    tree = ProcTree()
     torch = _version("torch")
     names = os.uname()
     hostname, cpus = (names.nodename, os.cpu_count() or 0) if tree.is_real else tree.machine()
@@ -432,7 +432,7 @@ def _torch_cuda(torch: Reading[str]) -> Reading[str]:
     return Reading(Unavailable("not in the package metadata"), "metadata")
 
 
-def process_details(pid: int, ticks: int, tree: ProcTree | None = None) -> ProcessDetails:
+def process_details(pid: int, ticks: int) -> ProcessDetails:
     """One process in depth: the process with this PID that started at ``ticks`` (clock ticks since
     boot); 0 for any.
 
@@ -440,7 +440,7 @@ def process_details(pid: int, ticks: int, tree: ProcTree | None = None) -> Proce
     """
     from gpuprobe.model.machine.process import ProcessDetails  # 1 ms, not needed by `info`
 
-    tree = ProcTree() if tree is None else tree
+    tree = ProcTree()
     stat = tree.stat(pid)
     if isinstance(stat, Unavailable) or (ticks and stat.start != ticks):
         return ProcessDetails(pid, _ENDED, _ENDED, _ENDED)

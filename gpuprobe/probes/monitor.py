@@ -28,7 +28,6 @@ from gpuprobe.probes.host import (
 )
 from gpuprobe.probes.inventory import assemble
 from gpuprobe.probes.joining import join_drivers
-from gpuprobe.probes.vllm import ServerWatch
 
 if TYPE_CHECKING:
     from gpuprobe.probes.health.xid import XidEvent
@@ -78,7 +77,6 @@ class Monitor:
                     self._motion = Motion(self._fleet, Path(proc_root()))
             clock = time.monotonic if self._motion is None else self._motion.clock
             self._host = HostWatch(clock=clock)
-            self._servers = ServerWatch(self._host.tree, clock)
             self._nvml = LiveNvmlSource(self._interval)
             stack.callback(self._nvml.close)
             self._stack = stack.pop_all()
@@ -125,7 +123,6 @@ class Monitor:
             self._nvml.rates,
             xids,
             self._nvml.work,
-            self._servers.read(processes) if self._fleet is None else (),
         )
 
     def _read_xids(self, inventory: Inventory) -> tuple[XidNote, ...] | Unavailable:

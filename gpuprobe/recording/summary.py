@@ -209,7 +209,7 @@ def _error(rank: RankRecording) -> RankError | None:
     error = None if rank.end is None else rank.end.error
     if error is None:
         return None
-    return RankError(rank.session.rank, error.type, error.message, error.out_of_memory, error.place)
+    return RankError(error.type, error.message, error.out_of_memory, error.place, rank.session.rank)
 
 
 def _rank(rank: RankRecording, status: str) -> RankRow:

@@ -28,11 +28,11 @@ def allocator_conf() -> str:
     return os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF", "")
 
 
-def ranks(environ: Mapping[str, str] = os.environ) -> tuple[int, int, int]:
+def ranks() -> tuple[int, int, int]:
     """(rank, local rank, world size) as ``torchrun`` sets them; (0, 0, 1) without it."""
 
     def number(name: str, default: int) -> int:
-        text = environ.get(name, "")
+        text = os.environ.get(name, "")
         return int(text) if text.isdecimal() else default
 
     return number("RANK", 0), number("LOCAL_RANK", 0), max(1, number("WORLD_SIZE", 1))

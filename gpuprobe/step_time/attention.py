@@ -53,9 +53,9 @@ _EFFICIENT: _Plateaus = {64: (0.5, 0.45), 128: (0.5, 0.45)}
 _EFFICIENT_ALONE: Final[_Plateaus] = {128: (0.35, 0.24)}
 """Of the peak, on GPUs that FlashAttention-2 does not support."""
 _NOT_FLASH: Final = ("pascal", "volta", "turing")
-_PUBLISHED: Final = ("ampere", "hopper")
-"""What figures are published for; the other plateaus are forward tables of aiconfigurator-core
-(L40S, RTX PRO 6000, B200), and estimates."""
+_PUBLISHED: Final = {"flash": ("ampere", "hopper"), "cudnn": ("ampere", "hopper", "blackwell")}
+"""What figures of both passes are published for; the other plateaus are forward tables of
+aiconfigurator-core (L40S, RTX PRO 6000), and estimates."""
 
 _CAUSAL: Final = 0.91
 _KEYS: Final = {(False, False): 80, (False, True): 240, (True, False): 300, (True, True): 420}
@@ -162,9 +162,10 @@ def _plateau(
     size = max(work.sizes[5], work.sizes[6])
     if implementation == "efficient" and old:
         return _at(_EFFICIENT_ALONE, size)[backward], peak, PriceSource.GENERIC, _WIDE
-    published = architecture in _PUBLISHED
+    efficient = implementation == "efficient"
+    published = architecture in _PUBLISHED["flash" if efficient else implementation]
     source = PriceSource.MODEL if published else PriceSource.GENERIC
-    if implementation == "efficient":
+    if efficient:
         share = _at(_FLASH[architecture], size)[backward]
         share *= _EFFICIENT[64 if size <= 64 else 128][backward]
         return share, peak, source, _EFFICIENT_RANGE

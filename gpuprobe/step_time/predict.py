@@ -36,7 +36,7 @@ from gpuprobe.step_time.replay import (
 )
 from gpuprobe.step_time.together import rank_tasks
 
-VERSION: Final = 4
+VERSION: Final = 5
 """Of the prices and of the replay: increased with every change of the figures. Times of different
 versions are not comparable."""
 _MOST_ROWS: Final = 200

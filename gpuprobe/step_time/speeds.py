@@ -49,7 +49,7 @@ class Speeds:
     ``bandwidth``: of its memory, bytes a second; ``l2``: bytes. ``pcie`` and ``nvlink``: bytes a
     second in one direction, 0 if it has none. ``table``: the GPU with measured kernels that has the
     same chip or architecture, ``own`` if it is this very GPU, ``chip`` if it is the same chip.
-    ``fitted``: not measured, but steps of training on it were, with fp16 products.
+    ``steps``: of training on it, by which ``sustained`` was set; empty where there were none.
     ``sustained``: low and high; with a table of the same chip, the share of the measured speed that
     is kept under load; without, the share of the peak that large products reach. ``plain``: share
     of the peak that products without tensor cores reach, low, expected and high; empty where it is
@@ -68,7 +68,7 @@ class Speeds:
     table: str
     own: bool
     chip: bool
-    fitted: bool
+    steps: str
     sustained: tuple[float, float]
     plain: tuple[float, ...]
     source: str
@@ -131,7 +131,7 @@ def all_speeds() -> Mapping[str, Speeds]:
             table=entry["table"],
             own=entry["kernels"] == "own",
             chip=entry["kernels"] in ("own", "same chip"),
-            fitted=entry["kernels"] == "fitted",
+            steps=sources[entry["steps"]] if "steps" in entry else "",
             sustained=(entry["sustained"][0], entry["sustained"][1]),
             plain=tuple(entry.get("plain", ())),
             source=sources[entry["source"]],

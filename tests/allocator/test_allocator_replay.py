@@ -17,7 +17,7 @@ from trace_recorder import TraceRecorder
 
 import gpuprobe
 from examples import examples
-from gpuprobe.allocator.blocks import TieRule
+from gpuprobe.allocator.blocks import TieRule, tie_rule_of
 from gpuprobe.allocator.driver import SimulatedDriver
 from gpuprobe.allocator.layout import segments
 from gpuprobe.allocator.replay import (
@@ -365,6 +365,20 @@ def test_without_ties_all_rules_explain_a_trace_and_none_a_wrong_one() -> None:
     index = list(trace.events.action).index(TraceAction.SEGMENT_ALLOC.code)
     wrong = mutated(trace, index, size=trace.events.size[index] + 2 * MIB)
     assert replay_trace(wrong).tie_rules == ()
+
+
+@pytest.mark.parametrize(
+    ("torch", "rule"),
+    [
+        ("2.11.0", "address"),
+        ("2.12.1+cu130", "block"),
+        ("2.13.0a0", "segment"),
+        ("3.0", "segment"),
+        ("unknown", None),
+    ],
+)
+def test_the_rule_for_equal_blocks_follows_from_the_version(torch: str, rule: str | None) -> None:
+    assert tie_rule_of(torch) == rule
 
 
 def test_pools_of_older_snapshots_are_known_from_the_layout() -> None:

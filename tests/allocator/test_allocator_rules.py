@@ -8,7 +8,9 @@ import pytest
 from allocator_programs import MIB, pool_of
 from streamed_simulator import StreamedSimulator
 
+from gpuprobe.allocator import expandable
 from gpuprobe.allocator.driver import ADDRESS_ORDERS, SimulatedDriver
+from gpuprobe.allocator.evidence import TieEvidence
 from gpuprobe.allocator.layout import segments
 from gpuprobe.allocator.rules import allocation_size, round_size
 from gpuprobe.allocator.settings import parse_conf
@@ -334,6 +336,50 @@ def test_expandable_segments_span_nine_eighths_of_the_device() -> None:
     take(sim, 20 * MIB)
     (free_list,) = sim.pools[0].large.streams.values()
     assert free_list.unmapped[0].size == 160 * MIB  # 180 MiB less the mapped 20
+
+
+def test_a_block_of_the_limit_is_not_split_for_less() -> None:
+    sim = simulator("max_split_size_mb:32")
+    large = take(sim, 32 * MIB)
+    sim.free(large)
+    assert take(sim, 30 * MIB).address != large.address
+    assert take(sim, 32 * MIB).address == large.address
+
+
+def test_an_address_range_is_shortened_at_its_end() -> None:
+    """A page of 20 MiB at its begin is mapped; 160 MiB are not."""
+
+    def shortened(size: int, end: int, *, free_page: bool = False) -> int:
+        sim = simulator("expandable_segments:True", device_memory=160 * MIB)
+        page = take(sim, 20 * MIB)
+        (free_list,) = sim.pools[0].large.streams.values()
+        (unmapped,) = free_list.unmapped
+        assert not expandable.shorten(page, MIB, 0)  # in use
+        if free_page:
+            sim.free(page)
+        start = unmapped.prev if free_page else unmapped
+        assert expandable.shorten(start, size * MIB, unmapped.address + end * MIB)
+        left = sum(block.size for block in free_list.unmapped)
+        assert unmapped.expandable.span == 20 * MIB + left
+        return left // MIB
+
+    assert shortened(size=100, end=160) == 80  # the most that is smaller than the request
+    assert shortened(size=100, end=40) == 40
+    assert shortened(size=100, end=160, free_page=True) == 60  # the run begins with the page
+    assert shortened(size=20, end=160) == 0
+
+
+def test_older_blocks_of_one_size_are_taken_in_the_order_that_the_trace_shows() -> None:
+    sim = simulator(tie_rule="block")
+    blocks = [take(sim, 20 * MIB) for _ in range(3)]
+    addresses = [block.address for block in blocks]
+    for block in blocks:
+        sim.free(block)
+    first, second, third = addresses
+    known = TieEvidence()
+    known.unknown = max(block.order for block in blocks)
+    known.order_by([sim.pools[0].large], [third, first])
+    assert [take(sim, 20 * MIB).address for _ in range(3)] == [third, second, first]
 
 
 @pytest.mark.parametrize("order", ADDRESS_ORDERS)

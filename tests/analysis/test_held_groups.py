@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gpuprobe.causes.answer import EXPECTED, Answer
 from gpuprobe.causes.groups import HeldBlock, HeldGroup, groups_of
-from gpuprobe.causes.rules import graphs
+from gpuprobe.causes.rules import autocast, graphs
 from gpuprobe.model.memory import Category
 from gpuprobe.model.needs import Need
 from gpuprobe.model.place import Place
@@ -64,3 +64,10 @@ def test_what_a_backward_pass_frees_is_in_no_graph_without_one() -> None:
         answer = graphs.diagnose(group)
         assert isinstance(answer, Answer) == expected
         assert (answer is EXPECTED) != expected
+
+
+def test_converted_weights_belong_to_autocast_alone() -> None:
+    local = holder("weights", "train", ".x")
+    cache = Holder("", "", "", 1, 0, Bytes(100), HolderRoot.AUTOCAST)
+    answers = [autocast.diagnose(HeldGroup((block(1),), one, 100)) for one in (None, local, cache)]
+    assert [answer.rule if answer else "" for answer in answers] == ["", "", "autocast-cache"]

@@ -40,10 +40,13 @@ with torch.no_grad():
 """
 
 
+KEPT_WORKSPACES = {"TORCH_CUBLAS_WORKSPACE_CACHE": "1"}
+"""Environment that keeps cuBLAS's, as before torch 2.15: figures are those of each version."""
+
+
 def measured(folder: Path, *edits: tuple[str, str], options: Sequence[str] = ()) -> Baseline:
     """What the program, with these replacements, needs on a simulated GPU. It has its own process:
-    libraries keep workspaces, which a second program of a process would not allocate again. So that
-    the figures are those of each version of torch, cuBLAS's are kept, as they were before 2.15.
+    libraries keep workspaces, which a second program of a process would not allocate again.
     """
     text = PROGRAM
     for old, new in edits:
@@ -52,8 +55,7 @@ def measured(folder: Path, *edits: tuple[str, str], options: Sequence[str] = ())
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "train.py").write_text(text, encoding="utf-8")
     update = ("baseline", "update", "train.py", "--gpu", "a100-40gb", "--baseline", "b.json")
-    kept = {"TORCH_CUBLAS_WORKSPACE_CACHE": "1"}
-    done = warm_python.gpuprobe(*update, *options, cwd=folder, environment=kept)
+    done = warm_python.gpuprobe(*update, *options, cwd=folder, environment=KEPT_WORKSPACES)
     assert done.returncode == 0, done.stderr
     found = read_baseline(folder / "b.json")
     return replace(found, sources=with_text(found.sources, str(folder)))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import warm_python
-from check_programs import PROGRAM, measured
+from check_programs import KEPT_WORKSPACES, PROGRAM, measured
 
 from gpuprobe.analysis.baseline.check import check_baseline
 from gpuprobe.analysis.baseline.model import Baseline, CheckResult
@@ -140,7 +140,7 @@ def test_what_is_noted_of_a_run(tmp_path: Path) -> None:
 
     traced = ("--level", "trace", "--trace-steps", "all")
     run = ("run", "--gpu", "a100-40gb", "-o", "run.gpuprobe", *traced, "train.py")
-    done = warm_python.gpuprobe(*run, cwd=tmp_path / "plain")
+    done = warm_python.gpuprobe(*run, cwd=tmp_path / "plain", environment=KEPT_WORKSPACES)
     assert done.returncode == 0, done.stderr
     recorded = recorded_baseline(tmp_path / "plain" / "run.gpuprobe")
     assert recorded.environment["device"] == "cuda"

@@ -204,12 +204,18 @@ def test_stages_of_a_pipeline_tell_each_other_their_shapes(tmp_path: Path) -> No
     for rank, real in PEAKS.items():
         counted = json.loads((tmp_path / f"{rank}.json").read_text())
         assert counted["allocated_bytes.all.peak"] == rows[rank]["peak_allocated"]
-        if installed() >= (2, 9):  # counted with 2.13; 2.6 allocates 16 KiB more
+        if (2, 9) <= installed() < (2, 14):  # counted with 2.13; 2.6 allocates 16 KiB more
             assert rows[rank]["peak_allocated"] == real
+        if installed() >= (2, 15):
+            assert rows[rank]["peak_allocated"] == PEAKS_2_15[rank]
 
 
 PEAKS = {0: 88147968, 1: 88156160}
 """Allocated by two real processes over gloo, with the program ``pp``."""
+PEAKS_2_15 = {0: 51476480, 1: 51485184}
+"""By two real processes with torch 2.15, whose schedules release what they sent sooner, over the
+NCCL of simulated GPUs (which with torch 2.13 gives `PEAKS`).
+"""
 
 
 def estimate(**changes: Any) -> Estimate:

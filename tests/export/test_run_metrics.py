@@ -39,7 +39,6 @@ from gpuprobe.recording.writer import RecordingWriter
 from gpuprobe.reporters.metrics.gpu import GPU_METRICS
 from gpuprobe.reporters.metrics.prometheus import render
 from gpuprobe.reporters.metrics.run import (
-    HAZARDS,
     RUN_METRICS,
     STATES,
     RunReading,
@@ -382,12 +381,6 @@ def test_names_follow_the_conventions() -> None:
         assert metric.name.removesuffix("_total").endswith(metric.unit)
         assert metric.labels[:2] == ("run", "rank")
         assert metric.help.endswith(".")
-
-
-def test_kinds_of_hazards_are_those_of_the_engine() -> None:
-    from gpuprobe.hazards.rules import RULES
-
-    assert {rule.kind for rule in RULES} == {*HAZARDS, "implicit-sync"}
 
 
 def test_totals_without_steps_say_so() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +22,7 @@ from gpuprobe.hazards.events import (
     GraphReplay,
     HostAccess,
     Launch,
+    Publication,
     RecordStream,
     StreamOrder,
     StreamSynchronize,
@@ -491,6 +494,14 @@ def test_why_it_is_not_ordered_names_the_nearest_wait(run: Run) -> None:
     assert "covers only work queued before the write" in message
 
 
+def test_a_gradient_is_written_where_it_is_published(run: Run) -> None:
+    """A read elsewhere races with it, and not only a write."""
+    run.engine.apply(Publication(run.side, "sum", [(0, Footprint(0, 8), True)], "backward"))
+    run.read(run.main)
+    (race,) = run.engine.races
+    assert (race.rule.id, race.rule.kind) == ("GP209", "read-after-write")
+
+
 @pytest.mark.parametrize("waits", [False, True])
 def test_memory_that_a_new_block_could_have_been_given(run: Run, waits: bool) -> None:
     """It is loose until its own stream has waited, at the latest at the first use of that block."""
@@ -515,3 +526,33 @@ def test_patterns_that_would_take_too_long_count_as_overlapping(
     assert not overlap(even, odd)
     monkeypatch.setattr("gpuprobe.hazards.footprint._MAX_STEPS", 0)
     assert overlap(even, odd)
+
+
+class Line:
+    """A place in the program that can be referred to weakly."""
+
+
+def test_the_garbage_collector_does_not_visit_what_is_kept_of_a_block() -> None:
+    run, line = Run(), Line()
+    for _ in range(3):
+        run.read(run.main, site=line)
+        run.write(run.main, 2, 4, site=line)
+    block = run.engine.block(0)
+    assert block is not None
+    assert len(block.writes) == 1
+    assert len(block.uses()) > 1
+    kept = [block, block.history, block.writes, *block.uses()]
+    assert not any(map(gc.is_tracked, kept))
+    run.reuse()
+    inherited = run.engine.block(0)
+    assert inherited is not None
+    assert inherited.inherited
+    assert not gc.is_tracked(inherited.inherited)
+    # No cycle contains it, so that it ends without the collector.
+    reference = weakref.ref(line)
+    gc.disable()
+    try:
+        del run, line, block, kept, inherited
+        assert reference() is None
+    finally:
+        gc.enable()

@@ -180,3 +180,27 @@ def test_a_collective_of_the_programs_own() -> None:
 
     found = gpuprobe.estimate(step, "t4", ranks=4, steps=1)
     assert [(row.op, row.payload) for row in found.communication] == 2 * [("all_reduce", 4 << 20)]
+
+
+@pytest.mark.simulated
+def test_collectives_without_a_wait_hold_their_tensors() -> None:
+    """A GPU is behind its host: torch sees that they are done when the host has waited."""
+    with gpuprobe.virtual_gpu("t4"):
+        dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+        try:
+
+            def held(count: int) -> list[int]:
+                found = []
+                for _ in range(count):
+                    tensor = torch.ones(1 << 20, device="cuda")
+                    dist.all_reduce(tensor, async_op=True)
+                    del tensor
+                    found.append(torch.cuda.memory_allocated() >> 20)
+                return found
+
+            assert held(3) == [4, 8, 12]
+            torch.cuda.synchronize()
+            # The next one lets go of them, or torch's own thread before.
+            assert held(3)[-1] <= 16
+        finally:
+            dist.destroy_process_group()

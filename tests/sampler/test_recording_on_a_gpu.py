@@ -53,6 +53,17 @@ def test_its_traces_replay_exactly(tmp_path: Path) -> None:
     assert result.events > 0
 
 
+def test_a_gpu_of_which_a_snapshot_was_taken_has_no_trace(tmp_path: Path) -> None:
+    """Snapshots are of all GPUs. torch 2.15 takes one as a process group begins."""
+    run = tmp_path / "run.gpuprobe"
+    with gpuprobe.virtual_gpu("2xa100-40gb"), gpuprobe.record(run, level="trace"):
+        torch.ones(1, device="cuda")
+        torch.cuda.memory._snapshot()
+        _train(3)
+    (rank,) = gpuprobe.load(run).ranks
+    assert {trace.device for trace in rank.traces} == {"cuda:0"}
+
+
 def test_a_dumped_snapshot_is_torchs(tmp_path: Path) -> None:
     from torch.cuda import _memory_viz
 

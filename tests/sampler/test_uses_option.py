@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from typing import Any, cast
 
 import pytest
@@ -54,6 +56,33 @@ def test_uses_are_noted_if_they_are_asked_for_and_always_on_a_simulated_gpu(
         assert cost.operators > 300
         assert cost.each_ns > 0
     assert torch.equal(value, torch.full((3,), 300.0))
+
+
+def test_operators_of_several_threads_are_each_noted_with_their_own_number() -> None:
+    """As with a `DataLoader` that pins memory, whose thread runs operators."""
+    faults: list[Exception] = []
+    traces = Traces(cast("Any", Sink()), Failures())
+    traces.start_cuda(cast("Any", Timeline()), faults.append, simulated=False, uses=True)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+
+    def add() -> None:
+        value = torch.zeros(3)
+        for _ in range(10_000):
+            value.add_(1)
+
+    threads = [threading.Thread(target=add) for _ in range(3)]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+        traces.stop()
+    assert not faults
+    assert traces.uses_cost is not None
+    assert traces.uses_cost.operators >= 3 * 10_001
 
 
 def test_without_a_gpu_the_recording_says_that_no_uses_are_noted() -> None:

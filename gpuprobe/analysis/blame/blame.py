@@ -72,14 +72,15 @@ class Suspect:
     paths: tuple[int, ...]
 
 
-class Blame:
-    """The changes of one program. ``most``: the number of growth paths considered, the largest
-    first.
-    """
+_MOST_PATHS: Final = 200
+"""Growth paths that are considered, the largest first."""
 
-    def __init__(self, program: SourceGraph, found: Sequence[ChangedLine], most: int = 200) -> None:
+
+class Blame:
+    """The changes of one program."""
+
+    def __init__(self, program: SourceGraph, found: Sequence[ChangedLine]) -> None:
         self.program = program
-        self._most = most
         self._changes = self._without_renamings([c for c in found if not self._is_import(c)])
         self._distances: dict[Node, dict[Node, int]] = {}
 
@@ -112,7 +113,7 @@ class Blame:
 
     def suspects(self, paths: Iterable[GrowthPath]) -> tuple[Suspect, ...]:
         """The changes that explain the growth, the best first."""
-        largest = sorted(paths, key=lambda grown: (-grown.bytes, grown.path))[: self._most]
+        largest = sorted(paths, key=lambda grown: (-grown.bytes, grown.path))[:_MOST_PATHS]
         total = sum(grown.bytes for grown in largest)
         real = [c for c in self._changes if c.kind not in (RENAMED, MOVED)]
         found = self._ranked(real, largest)

@@ -321,9 +321,7 @@ def _extend(
         column.extend(more.get(key, nothing))
 
 
-def tracks(
-    recording: Recording, *, points: int = POINTS, most: int = MOST_TRACKS
-) -> tuple[list[Track], list[str]]:
+def tracks(recording: Recording, *, most: int = MOST_TRACKS) -> tuple[list[Track], list[str]]:
     """The tracks, and messages about what was left out. Reads all traces, one at a time."""
     found: dict[tuple[int, str], Track] = {}
     left_out: dict[tuple[int, str], None] = {}
@@ -337,13 +335,13 @@ def tracks(
                     left_out[key] = None
                     continue
                 track = found[key] = Track(*key)
-            track.add(ledger, points)
-            if len(track) > 2 * points:
-                track.thinned(points)
+            track.add(ledger, POINTS)
+            if len(track) > 2 * POINTS:
+                track.thinned(POINTS)
     total = sum(len(track) for track in found.values())
     for track in found.values():
-        if total > points:
-            track.thinned(max(500, points * len(track) // total))
+        if total > POINTS:
+            track.thinned(max(500, POINTS * len(track) // total))
         track.blocks.largest(MOST_BLOCKS // len(found))
         track.phases = _reduced(track.phases)
         if not all(chunk.events for chunk in track.chunks):

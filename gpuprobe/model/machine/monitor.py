@@ -83,24 +83,6 @@ class GpuWork:
 
 
 @record(frozen=True, slots=True)
-class ServerLoad:
-    """A server of vLLM, as its ``/metrics`` at ``host`` and ``port`` report it.
-
-    ``pid``: of the process with vLLM's command line; ``processes``: those on GPUs that belong to
-    it, itself or descendants. ``kv_cache``: the used fraction, 0 to 1. ``running`` and ``waiting``
-    are requests.
-    """
-
-    pid: int
-    processes: tuple[int, ...] = ()
-    host: str = ""
-    port: int = 0
-    kv_cache: Reading[float] = NOT_READ
-    running: Reading[int] = NOT_READ
-    waiting: Reading[int] = NOT_READ
-
-
-@record(frozen=True, slots=True)
 class XidNote:
     """GPU errors of one number in the kernel log. ``seconds`` since boot, of the last one;
     ``level``: ``note``, ``warning`` or ``error``.
@@ -128,4 +110,3 @@ class Moment:
     links: tuple[LinkRate, ...] = ()
     xids: tuple[XidNote, ...] | Unavailable = _NOT_COLLECTED
     work: tuple[GpuWork, ...] = ()
-    servers: tuple[ServerLoad, ...] = ()

@@ -48,8 +48,8 @@ def place_in_job() -> tuple[str, int]:
 
 
 def without_splits(patches: Patches, sent: Traffic) -> None:
-    """Communicators are made from the start, and not split off others: ``ncclCommSplit`` gets the
-    size of the new group from its other ranks, of which the simulated GPU's NCCL has none.
+    """Have torch create the communicator of each group, instead of splitting it from another one:
+    ``ncclCommSplit`` counts the calls of the other ranks, and the simulated NCCL has no other rank.
     ``sent`` notes the groups.
     """
     import torch.distributed as dist
@@ -98,8 +98,8 @@ def without_splits(patches: Patches, sent: Traffic) -> None:
 def install(
     job: RankOfJob, per_node: int, patches: Patches, sent: Traffic, assume: Callable[[str], None]
 ) -> None:
-    """Have this process be ``job``'s rank, with so many GPUs on each machine. ``sent`` notes what
-    it sends; ``assume`` gets what the figures take for granted.
+    """Make this process ``job``'s rank, with ``per_node`` GPUs on each machine. ``sent`` notes what
+    it sends; ``assume`` is called with each assumption that the figures depend on.
     """
     import torch.distributed as dist
 
@@ -177,8 +177,8 @@ def _alone(c10d: Any) -> Any:
 
 
 def _placed(kind: Any, patches: Patches, places: dict[str, tuple[int, int]]) -> None:
-    """Rank and size of the groups in ``places``, by name. Since torch 2.15 they are the backend's,
-    and gloo's is alone.
+    """Set rank and size of the groups in ``places``, by name: since torch 2.15 they come from the
+    backend, and each gloo group here is made with one rank.
     """
     for which, name in enumerate(("rank", "size")):
         original = getattr(kind, name)
@@ -191,8 +191,8 @@ def _placed(kind: Any, patches: Patches, places: dict[str, tuple[int, int]]) -> 
 
 
 def _end(c10d: Any, group: Any) -> None:
-    """A simulated job ends with its session, also where the program has failed before it ended the
-    job itself: the next one in this process may be another rank of another job.
+    """End the simulated job that the program did not end itself, for example because it failed: the
+    next session in this process may be another rank of another job.
     """
     if c10d.is_initialized() and c10d._get_default_group() is group:
         c10d.destroy_process_group()

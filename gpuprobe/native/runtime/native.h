@@ -108,6 +108,7 @@ typedef struct stream {
   int device, priority;
   unsigned flags;
   uint64_t number;
+  bool sent;                                             // a collective, and no event was recorded since
   capture *capturing;
   unsigned long long captured, joined;   // nodes of this stream in its capture, and those that another stream has waited for
 } stream;
@@ -117,7 +118,7 @@ int may_synchronize(void *handle);             // SUCCESS, or what a capture in 
 int may_allocate(void);                        // the same for calls that a capture forbids whatever the stream
 extern atomic_ullong work_given;               // kernels, library calls and events of this process so far
 void host_waited(void);                        // for all that the GPU was given
-void collective_sent(void);                    // of NCCL
+void collective_sent(void *stream);            // of NCCL
 void time_passes(void);                        // a second, for the events that are recorded from now on
 enum node_kind { KERNEL_NODE, MEMCPY_NODE, MEMSET_NODE, HOST_NODE, OTHER_NODE };
 typedef struct {

@@ -264,7 +264,7 @@ static __thread uint32_t groups;   // of calls, so far
 // ncclGroupStart to ncclGroupEnd a number, another one for the next.
 static void noted(const communicator *c, const char *name, void *stream, size_t bytes, const void *from, void *to, int peer) {
   LOG(.kind = LOG_COLLECTIVE, .device = current_device(), .stream = stream_number(stream), .name = name, .a = (uint64_t)from, .b = (uint64_t)to, .bytes = bytes, .grid = {c ? (uint32_t)c->size : 0, c ? c->group : 0, c ? (uint32_t)c->rank : 0}, .block = {(uint32_t)(peer + 1), depth ? groups % 8 + 1 : 0}, .captured = capture_of(stream) != NULL);
-  collective_sent();
+  collective_sent(stream);
   COUNT(.kind = LOG_COLLECTIVE, .name = name, .device = current_device(), .captured = capture_of(stream) != NULL);
 }
 static int sent(const communicator *c, const char *name, void *stream, size_t bytes, const void *from, void *to, size_t copy) {

@@ -17,7 +17,7 @@ typedef struct event {
   uint32_t magic;
   unsigned flags;
   uint64_t number, stream, given;   // given: its place among the `work_given`
-  bool recorded;
+  bool recorded, of_collective;     // of_collective: the first one on its stream after a collective
   const void *on;
   unsigned long long captured;     // nodes of its stream before it, in its capture
   unsigned long long awaits;       // the last collective before it on its stream that was not taken, or 0
@@ -118,7 +118,7 @@ static int make_stream(void **out, unsigned flags, int priority) {
   if (!s) return fail(OUT_OF_MEMORY);
   if (priority > 0) priority = 0;
   if (priority < -5) priority = -5;
-  *s = (stream){STREAM_MAGIC, current_device(), priority, flags, atomic_fetch_add(&stream_numbers, 1), NULL, 0, 0};
+  *s = (stream){STREAM_MAGIC, current_device(), priority, flags, atomic_fetch_add(&stream_numbers, 1), false, NULL, 0, 0};
   *out = s;
   LOG(.kind = LOG_STREAM_CREATE, .device = s->device, .stream = s->number, .a = flags);
   return SUCCESS;
@@ -164,16 +164,18 @@ int FN(cudaDeviceSynchronize)(void) {
 }
 int FN(cudaCtxResetPersistingL2Cache)(void) { return SUCCESS; }
 
-// --- what the watchdog of ProcessGroupNCCL sees
+// --- when ProcessGroupNCCL sees that a collective is done
 // A host is ahead of its GPU. torch keeps the tensors of an asynchronous collective until its
 // watchdog thread has seen that it is done (WorkNCCL::isCompleted, Watchdog::runLoop in
-// ProcessGroupNCCL.cpp): on a GPU that is after the host has waited for something, or when it has
-// given the GPU so much more that the oldest must be done (CUDA's queue takes 1,024 launches), or
-// while it gives it nothing. If everything were done at once, memory would be free here that is
-// still held on a GPU.
+// ProcessGroupNCCL.cpp), since 2.15 also the thread that begins the next one
+// (WorkNCCLQueue::garbageCollect in nccl2/WorkNCCLQueue.cpp): on a GPU that is after the host has
+// waited for something, or when it has given the GPU so much more that the oldest must be done
+// (CUDA's queue takes 1,024 launches), or while it gives it nothing. If everything were done at
+// once, memory would be free here that is still held on a GPU.
 #define QUEUED 1024
 #define ASLEEP_NS 300000000ull   // the other threads of this process wait for something
 #define BUSY_NS 5000000000ull    // they do something else: operators are slower here than on a GPU
+#define POLLED_NS 10000000ull    // any other thread asks again and again
 atomic_ullong work_given;
 static atomic_ullong waited_for;
 static bool is_watchdog(void) {
@@ -183,7 +185,11 @@ static bool is_watchdog(void) {
   return known;
 }
 static atomic_ullong sent, seen;   // places of the last collective, and of the last event that the watchdog saw done
-void collective_sent(void) { atomic_store_explicit(&sent, atomic_fetch_add_explicit(&work_given, 1, memory_order_relaxed) + 1, memory_order_relaxed); }
+void collective_sent(void *handle) {
+  stream *s = stream_of(handle, current_device());
+  if (s) s->sent = true;
+  atomic_store_explicit(&sent, atomic_fetch_add_explicit(&work_given, 1, memory_order_relaxed) + 1, memory_order_relaxed);
+}
 // The host waits for the GPU, which takes longer than the watchdog's pauses: it is given the time to
 // look, in the first steps, so that the same program has the same memory each time.
 void host_waited(void) {
@@ -203,7 +209,7 @@ static uint64_t nanoseconds(clockid_t clock) {
   return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
 }
 static bool seen_done(const event *e) {
-  if (!is_watchdog()) return true;
+  if (!is_watchdog() && !e->of_collective) return true;
   static _Thread_local uint64_t last, since;
   static _Thread_local int64_t spent;
   uint64_t given = atomic_load_explicit(&work_given, memory_order_relaxed);
@@ -211,9 +217,9 @@ static bool seen_done(const event *e) {
   int64_t others = (int64_t)(nanoseconds(CLOCK_PROCESS_CPUTIME_ID) - nanoseconds(CLOCK_THREAD_CPUTIME_ID));
   if (given != last || !since) { last = given; since = now; spent = others; }
   uint64_t idle = now - since;
-  bool asleep = idle > ASLEEP_NS && (others - spent) * 10 < (int64_t)idle;
+  bool asleep = is_watchdog() ? idle > ASLEEP_NS && (others - spent) * 10 < (int64_t)idle : idle > POLLED_NS;
   bool done = atomic_load_explicit(&waited_for, memory_order_relaxed) >= e->given || given - e->given > QUEUED || asleep || idle > BUSY_NS;
-  if (done && e->given > atomic_load_explicit(&seen, memory_order_relaxed)) atomic_store_explicit(&seen, e->given, memory_order_relaxed);
+  if (done && is_watchdog() && e->given > atomic_load_explicit(&seen, memory_order_relaxed)) atomic_store_explicit(&seen, e->given, memory_order_relaxed);
   return done;
 }
 
@@ -249,6 +255,8 @@ int FN(cudaEventRecordWithFlags)(void *handle, void *on, unsigned flags) {
   e->recorded = true;
   e->given = atomic_fetch_add_explicit(&work_given, 1, memory_order_relaxed) + 1;
   e->stream = s->number;
+  e->of_collective = s->sent;
+  s->sent = false;
   e->capture_id = c ? c->id : 0;
   e->on = s;
   e->captured = c ? s->captured : 0;
@@ -260,12 +268,14 @@ int FN(cudaEventRecord)(void *handle, void *on) { return FN(cudaEventRecordWithF
 int FN(cudaEventQuery)(void *handle) {
   event *e = event_of(handle);
   if (!e) return fail(INVALID_HANDLE);
-  LOG(.kind = LOG_EVENT_QUERY, .device = current_device(), .stream = e->stream, .a = e->number);
-  if (e->capture_id) return fail(CAPTURED_EVENT);
-  // Not for the watchdog: it would end a rank whose others take long to compute on this host.
-  int settled = e->awaits && !is_watchdog() ? settle_through(e->on, e->awaits, false) : SUCCESS;
-  if (settled) return fail(settled);
-  return seen_done(e) ? SUCCESS : fail(NOT_READY);
+  int result = CAPTURED_EVENT;
+  if (!e->capture_id) {
+    // Not for the watchdog: it would end a rank whose others take long to compute on this host.
+    result = e->awaits && !is_watchdog() ? settle_through(e->on, e->awaits, false) : SUCCESS;
+    if (!result && !seen_done(e)) result = NOT_READY;
+  }
+  LOG(.kind = LOG_EVENT_QUERY, .device = current_device(), .stream = e->stream, .a = e->number, .b = (uint64_t)result);
+  return fail(result);
 }
 int FN(cudaEventSynchronize)(void *handle) {
   event *e = event_of(handle);

@@ -172,10 +172,10 @@ _MOST = 1 << 52
 """The largest number of a column: JavaScript's numbers are exact up to it."""
 
 
-def step_columns(rows: Iterable[StepRow], most: int = _STEPS) -> list[dict[str, Any]]:
+def step_columns(rows: Iterable[StepRow]) -> list[dict[str, Any]]:
     """The steps of a report, one table per rank and device; -1 is an unknown value.
 
-    Of more than ``most`` steps, those with extremes are kept.
+    Of more than `_STEPS` steps, those with extremes are kept.
     """
     found: dict[tuple[int, str], dict[str, array[int]]] = {}
     names = ("index", "duration_ns", "at_least", "at_most", "reserved", "end")
@@ -200,7 +200,7 @@ def step_columns(rows: Iterable[StepRow], most: int = _STEPS) -> list[dict[str, 
         {
             "rank": rank,
             "device": visible(device),
-            "columns": {name: pack(column) for name, column in _thin(columns, most).items()},
+            "columns": {name: pack(column) for name, column in _thin(columns, _STEPS).items()},
         }
         for (rank, device), columns in found.items()
     ]

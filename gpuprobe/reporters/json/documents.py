@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def _attributes(shape: Shape, plain: Mapping[str, Any]) -> dict[str, Any]:
-    """The data of a document's keys, by the attributes that they come from."""
+    """The values of a document, by the attributes of the object that it was made from."""
     found: dict[str, Any] = {}
     for key, source in shape.items():
         if key not in plain:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Final
 
 from gpuprobe.hazards.findings.results import Hazards, SyncRow
+from gpuprobe.hazards.rules import KINDS
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.io.codec import from_plain
 from gpuprobe.model.io.document import check_version
@@ -13,15 +14,6 @@ from gpuprobe.model.place import Place
 from gpuprobe.model.record import record
 from gpuprobe.model.values import Bounds, Count, OneOf, Rank
 from gpuprobe.reporters.json.documents import Document
-
-KINDS: Final = (
-    "read-after-write",
-    "write-after-read",
-    "write-after-write",
-    "use-after-free",
-    "host-race",
-    "implicit-sync",
-)
 
 
 @record(frozen=True)

@@ -28,6 +28,7 @@ from gpuprobe.model.report import (
     Moment,
     OutOfMemory,
     PinRow,
+    RankError,
     RankMemory,
     RankTime,
     Remainder,
@@ -286,6 +287,7 @@ DOCUMENT: Final = Document(
             "devices": Each("windows", keys("device peak_allocated")),
         },
         PinRow: keys("segment_bytes free held blocks", lines=_pin_lines),
+        RankError: keys("rank type message out_of_memory place"),
         RankMemory: {
             **keys(_fields(RankMemory)),
             "categories": _named_differences,

@@ -11,6 +11,7 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import PurePath
 
+from gpuprobe.hazards.rules import IMPLICIT_SYNC, KINDS
 from gpuprobe.model.run.session import Step
 from gpuprobe.model.run.totals import (
     CollectiveTotals,
@@ -36,14 +37,6 @@ STATES = ("running", "complete", "failed", "incomplete", "unknown")
 not on this machine.
 """
 
-HAZARDS = (
-    "read-after-write",
-    "write-after-read",
-    "write-after-write",
-    "use-after-free",
-    "host-race",
-)
-_SYNC = "implicit-sync"
 
 _NO_STEP = Unavailable("no step has finished yet")
 _NS = 1e-9
@@ -108,13 +101,13 @@ def _hazards(run: RunReading) -> Points:
     checked."""
     counts: dict[str, int] = {}
     for found in run.totals.findings:
-        if found.kind in HAZARDS:
+        if found.kind in KINDS and found.kind != IMPLICIT_SYNC.kind:
             counts[found.kind] = counts.get(found.kind, 0) + found.count
     return [((kind,), count) for kind, count in counts.items()]
 
 
 def _syncs(run: RunReading) -> int | Unavailable:
-    found = [one.count for one in run.totals.findings if one.kind == _SYNC]
+    found = [one.count for one in run.totals.findings if one.kind == IMPLICIT_SYNC.kind]
     return sum(found) if found else Unavailable("none was found, or hazards were not checked")
 
 

@@ -135,7 +135,7 @@ def _comparison(baseline: WhatIfOutcome, outcome: WhatIfOutcome) -> tuple[Part, 
 
 
 def _span(value: Range, show: Callable[[int], str]) -> str:
-    if value.exact or show(value.least) == show(value.most):
+    if show(value.least) == show(value.most):
         return show(value.least)
     return f"{show(value.least)} to {show(value.most)}"
 

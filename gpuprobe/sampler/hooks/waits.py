@@ -42,12 +42,9 @@ BACKWARD: Final = "backward"
 class Waits:
     """The time waited since the last `take`, by calls in all threads."""
 
-    def __init__(
-        self, phase: Callable[[], str], clock: Callable[[], int] = perf_counter_ns
-    ) -> None:
-        """``phase`` returns the path of the current phase, ``clock`` nanoseconds."""
+    def __init__(self, phase: Callable[[], str]) -> None:
+        """``phase`` returns the path of the current phase."""
         self._phase = phase
-        self._clock = clock
         self._lock = threading.Lock()
         self._waited: Waited = {}
         self._expected = False  # whether the next backward pass is a DistributedDataParallel's
@@ -75,11 +72,11 @@ class Waits:
         if coalesced is not None:  # of buffers, in the forward pass
 
             def _broadcast_coalesced(*args: Any, **kwargs: Any) -> Any:
-                began = self._clock()
+                began = perf_counter_ns()
                 try:
                     return coalesced(*args, **kwargs)
                 finally:
-                    self.add(self._clock() - began)
+                    self.add(perf_counter_ns() - began)
 
             restore.append(patch(dist, "_broadcast_coalesced", _broadcast_coalesced))
         return restore
@@ -102,7 +99,7 @@ class Waits:
         engine.queue_callback(lambda: self._graph_done(on_gpu))
 
     def _graph_done(self, on_gpu: bool) -> None:
-        self._computed = _ON_GPU if on_gpu else self._clock()
+        self._computed = _ON_GPU if on_gpu else perf_counter_ns()
 
     def backward_done(self) -> int | None:
         """A backward pass has ended. Returns when the gradients of one that exchanges them were
@@ -111,7 +108,7 @@ class Waits:
         computed, self._computed = self._computed, None
         expected, self._expected = self._expected, False
         if isinstance(computed, int):
-            self._count(BACKWARD, self._clock() - computed)
+            self._count(BACKWARD, perf_counter_ns() - computed)
         elif computed is not None:
             self._count(BACKWARD, computed)
         elif expected:

@@ -192,7 +192,8 @@ def layout_now(
     used = {segment["device"] for segment in snapshot["segments"]}
     traces = []
     for index, events in enumerate(snapshot["device_traces"]):
-        if events or index in used:
+        # A snapshot, of the program or of torch, is noted for each GPU.
+        if index in used or any(event["action"] != "snapshot" for event in events):
             trace = trace_of(snapshot, index)
             _name_cells(trace.stacks)
             trace.step = step

@@ -78,6 +78,10 @@ _WAITING: Final = 1 << 16
 """Values of uses, `_VALUES` each, that wait to be moved to columns: these take less memory, but are
 quicker to fill with many values at once."""
 _VALUES: Final = 5
+_CALL: Final = 5
+"""Values of an operator: when it began (nanoseconds on the clock of the history), its place,
+whether gradients were on, the phase, and what it does."""
+_BEGAN, _PLACE, _GRAD, _PHASE, _ABOUT = range(_CALL)
 
 _FILLS: Final = frozenset(("zero_", "fill_", "_foreach_zero_"))
 _FILLED: Final = frozenset(
@@ -225,13 +229,9 @@ class Uses:
 
     def _begin_log(self) -> None:
         """Forget the uses so far, for the next trace."""
-        self._base = self._count
         self._before = self._made.copy(), self._last.copy()
-        self._began = array("q")  # nanoseconds on the clock of the history, by operator
-        self._place = array("I")
-        self._grad = array("B")
-        self._phase: list[str] = []
-        self._about: list[_Operator] = []
+        calls: list[Any] = []  # the operators that begin from now on, `_CALL` values each
+        self._base, self._calls = self._count, calls  # no call in between: see `_add`
         self._log: list[int] = []  # the values of the latest uses, one use after the other
         # Those of lists of tensors: the length of the log then, and each value of all uses.
         self._lists: list[tuple[int, int, list[int], list[int], list[int], list[int]]] = []
@@ -309,12 +309,7 @@ class Uses:
         began = perf_counter_ns() if self._timed and not self._count % _TIMED else 0
         placed = self._places.counted
         place = 0 if placed else self._places.here()
-        self._count = number = self._count + 1
-        self._began.append(time_ns())
-        self._place.append(place)
-        self._grad.append(GRAD_ON if _grad_enabled() else GRAD_OFF)
-        self._phase.append("")
-        self._about.append(about)
+        number = self._add(place, "", about)
         if began:
             self._spent += perf_counter_ns() - began
         work = self.work
@@ -365,12 +360,15 @@ class Uses:
 
     def _begins(self, place: int, about: _Operator) -> int:
         """Something begins that is noted as an operator, and is none. Returns its number."""
+        return self._add(place, self._path(), about)
+
+    def _add(self, place: int, phase: str, about: _Operator) -> int:
+        """An operator begins. Returns its number."""
+        values = time_ns(), place, GRAD_ON if _grad_enabled() else GRAD_OFF, phase, about
+        # Python changes to another thread, or handles a signal, at calls and jumps alone: without
+        # one in between, the values are at the place that the number has.
         self._count = number = self._count + 1
-        self._began.append(time_ns())
-        self._place.append(place)
-        self._grad.append(GRAD_ON if _grad_enabled() else GRAD_OFF)
-        self._phase.append(self._path())
-        self._about.append(about)
+        self._calls += values
         return number
 
     def _returned(
@@ -382,19 +380,21 @@ class Uses:
         number: int,
         placed: bool,
     ) -> None:
-        at = number - self._base - 1
+        phase = self._path()
+        calls, at = self._calls, (number - self._base - 1) * _CALL  # no call: see `_add`
         if at < 0:  # a step ended meanwhile, in another thread
             return
-        self._phase[at] = phase = self._path()
+        calls[at + _PHASE] = phase
         if placed:
-            self._place[at] = self._places.current
+            calls[at + _PLACE] = self._places.current
+        place = calls[at + _PLACE]
         work = self.work
         if work is not None and work.on:
-            work.note(number, self._place[at], phase, about.op, args, kwargs, result)
+            work.note(number, place, phase, about.op, args, kwargs, result)
         if about.uses:
             self._note_arguments(about, args, kwargs, number)
         if about.makes and result is not None:
-            self._note_made(about, args, kwargs, result, number)
+            self._note_made(about, args, kwargs, result, number, place)
         if len(self._log) > _WAITING:
             self._pack()
         if self._inspection is not None and number >= self._inspection.operator:
@@ -422,12 +422,13 @@ class Uses:
         kwargs: dict[str, Any],
         result: object,
         number: int,
+        place: int,
     ) -> None:
         self._note(result, number * KINDS + MADE)
         if about.how == Made.COPY and args and isinstance(result, _Tensor):
             self._note_padding(args[0], result, number)
         if pins(about.name, kwargs):
-            self.pinned.made(result, self._place[number - self._base - 1])
+            self.pinned.made(result, place)
 
     def _note(self, value: object, entry: int) -> None:
         """Note the memory of a tensor, or of those in lists of them, with an entry of the log."""
@@ -523,13 +524,17 @@ class Uses:
                     return
                 continue
             number, kind = divmod(entry, KINDS)
-            if kind == CHANGE and self._phase[number - self._base - 1].startswith("backward"):
+            if kind == CHANGE and self._in_backward(number):
                 continue  # a gradient is added to: that does not read it
             touched.remove(address)
             traced = self._followed.pop(address)
             if kind != MADE:  # else another block is there now
                 for trace, baseline, row in traced:
                     self._later.setdefault(trace, ([], []))[baseline].append(row)
+
+    def _in_backward(self, number: int) -> bool:
+        phase: str = self._calls[(number - self._base - 1) * _CALL + _PHASE]
+        return phase.startswith("backward")
 
     def _note_padding(self, batch: object, result: torch.Tensor, number: int) -> None:
         """Note how much of a batch of sequences, which is copied to the GPU, is padding.
@@ -635,9 +640,10 @@ class Uses:
         events = trace.events
         times = events.time_us
         self._settle()
-        if not self._on or not self._began or not times or not times[0]:
+        if not self._on or not self._calls or not times or not times[0]:
             return False
-        base, began = self._base, array("q", (time // 1000 for time in self._began))
+        base, calls = self._base, self._calls
+        began = array("q", (time // 1000 for time in calls[_BEGAN::_CALL]))
         events.operator = array("I", (base + bisect_right(began, time) for time in times))
         blocks = _Blocks(trace)
         columns = BlockColumns(trace)
@@ -657,7 +663,7 @@ class Uses:
 
     def _fill(self, trace: MemoryTrace, columns: BlockColumns, blocks: _Blocks) -> None:
         """Fill the columns from the log."""
-        base = self._base
+        base, calls = self._base, self._calls
         made, first_use, last_use = columns.made, columns.first_use, columns.last_use
         earlier, last = self._before
         for row, address in enumerate(trace.baseline.address):
@@ -666,20 +672,22 @@ class Uses:
                 first_use[~row] = last_use[~row] = last[address]
         flow = Flow(trace, columns, self._origins)
         for number, notes in self._by_operator(blocks):
-            at = number - base - 1
+            at = (number - base - 1) * _CALL
+            if at < 0:  # its step ended before it was noted, in another thread
+                continue
             for kind, block, *_ in notes:
                 if kind == MADE or not made[block]:
                     made[block] = number
-                    columns.grad[block] = self._grad[at] if at >= 0 else 0
+                    columns.grad[block] = calls[at + _GRAD]
                 if kind == MADE:
                     continue
                 if kind != OVERWRITE and not first_use[block]:
                     first_use[block] = number
                 if last_use[block] < number:
                     last_use[block] = number
-            about = self._about[at]
-            name = about.name
-            flow.add(Done(number, name, self._phase[at], about.how, name in _FILLS, notes))
+            about = calls[at + _ABOUT]
+            name, phase = about.name, calls[at + _PHASE]
+            flow.add(Done(number, name, phase, about.how, name in _FILLS, notes))
         alive = {row if not old else ~row for _, old, row in blocks.alive()}
         flow.finish(alive)
         self._origins.update(flow.origins(alive))
@@ -708,23 +716,24 @@ class Uses:
         """Set line, name and phase of the last use of each block in this trace, and the name of the
         first.
         """
-        table, base = trace.stacks, self._base
+        table, base, calls = trace.stacks, self._base, self._calls
         stacks: dict[int, int] = {}
         for columns in (trace.events, trace.baseline):
             for row, number in enumerate(columns.last_use):
-                at = number - base - 1
+                at = (number - base - 1) * _CALL
                 if at < 0:
                     continue
-                place = self._place[at]
+                place = calls[at + _PLACE]
                 if place not in stacks:
                     frame = self._places.frames[place]
                     stacks[place] = 0 if frame is None else table.stack((table.frame(frame),))
                 columns.last_stack[row] = stacks[place]
-                columns.last_name[row] = table.string(self._about[at].name)
-                columns.last_phase[row] = table.string(self._phase[at])
+                columns.last_name[row] = table.string(calls[at + _ABOUT].name)
+                columns.last_phase[row] = table.string(calls[at + _PHASE])
             for row, number in enumerate(columns.first_use):
                 if number > base:
-                    columns.first_name[row] = table.string(self._about[number - base - 1].name)
+                    first = calls[(number - base - 1) * _CALL + _ABOUT]
+                    columns.first_name[row] = table.string(first.name)
 
     def saved(self, trace: MemoryTrace, name: str) -> None:
         """The completed trace was written under this name: follow what is alive at its end, apart

@@ -155,21 +155,20 @@ def held_elsewhere(
     sizes: Mapping[Key, int],
     *,
     frames: Iterable[FrameType] | None = None,
-    limits: SearchLimits | None = None,
 ) -> Holders:
     """What else holds storages whose holders were `found`: for each holder, what a search finds
     that does not follow the last references to what it holds. Of memory that a graph keeps this is
     the reference to the graph, as `detach` removes it.
 
     ``sizes``: in bytes. Only holders with an eighth of all bytes are tried, one after the other,
-    which share the time of ``limits``. To be called before the program runs on.
+    which share the time of one search. To be called before the program runs on.
     """
     groups: dict[tuple[object, ...], list[Key]] = defaultdict(list)
     for key in found.links:
         groups[found[key].owner].append(key)
     least = sum(sizes.values()) / _MOST_SEARCHES
     large = [keys for keys in groups.values() if sum(sizes[key] for key in keys) >= least]
-    limits = limits or SearchLimits()
+    limits = SearchLimits()
     limits = replace(limits, seconds=limits.seconds / max(1, len(large)))
     others = Holders()
     with _Quiet():

@@ -407,7 +407,6 @@ class TopModel:
             if isinstance(self.moment.xids, Unavailable)
             else [to_plain(note) for note in self.moment.xids],
             "processes": listed,
-            "servers": [to_plain(one) for one in self.moment.servers],
             "shown": {
                 "sort": self.options.sort,
                 "reverse": self.options.reverse,

@@ -98,10 +98,8 @@ def process_line(
         text, role = _cell(row, column.name)
         place = right if column.numbers else left
         parts.append(((place(text, wide), role or quiet),))
-    server = f"[{row.server}] " if row.server else ""
     command: Line = (
         (row.branch, "tree"),
-        (server, "accent"),
         (row.command, "accent" if row.own else quiet),
     )
     parts.append(fit(command, max(0, columns.total - columns.command)))
@@ -186,8 +184,6 @@ def _facts(rows: Sequence[ProcessRow], details: ProcessDetails | None, ended: bo
             busy = f", SM {row.sm_text}" if row.sm is not None else ""
             found.append((f"GPU {row.gpu}", f"{row.memory_text}{busy}  ({kind or 'unknown use'})"))
     found.append(("user", first.user or "-"))
-    if first.server:
-        found.append(("server", first.server))
     if first.place:
         found.append(("job", first.place))
     found.append(("age", first.age_text or "-"))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from gpuprobe.model.machine.devices import Container, GpuProcess
-from gpuprobe.model.machine.monitor import GpuWork, Moment, ProcessLoad, ServerLoad
+from gpuprobe.model.machine.monitor import GpuWork, Moment, ProcessLoad
 from gpuprobe.model.record import record
 from gpuprobe.model.text import human_bytes, visible
 from gpuprobe.model.values import Bytes, Reading, Unavailable
@@ -68,7 +68,6 @@ class ProcessRow:
     own: bool = False
     hidden: bool = False
     pinned: bool = False
-    server: str = ""  # the server of vLLM that it belongs to, with its KV cache and requests
     branch: str = ""  # the lines of the tree before the command
 
     @property
@@ -116,11 +115,6 @@ def process_rows(moment: Moment, options: ListOptions) -> tuple[ProcessRow, ...]
         )
         for process in moment.inventory.processes
     ]
-    serving = {pid: server for server in moment.servers for pid in server.processes}
-    rows = [
-        replace(row, server=server_text(serving[row.pid])) if row.pid in serving else row
-        for row in rows
-    ]
     matches = matcher(options)
     rows = [row for row in rows if matches(row)]
     if options.tree:
@@ -158,23 +152,6 @@ def _row(
         hidden=process.hidden,
     )
     return _with_load(row, load, pinned)
-
-
-def server_text(server: ServerLoad) -> str:
-    """``vLLM :8000, KV 42%, 3 running, 1 waiting``; a missing value is left out, and its reason is
-    given if all are missing.
-    """
-    parts = [f"vLLM :{server.port}" if server.port else "vLLM"]
-    used = server.kv_cache.value
-    if not isinstance(used, Unavailable):
-        parts.append(f"KV {used:.0%}")
-    for reading, what in ((server.running, "running"), (server.waiting, "waiting")):
-        number = reading.value
-        if not isinstance(number, Unavailable):
-            parts.append(f"{number:,} {what}")
-    if len(parts) == 1 and isinstance(used, Unavailable):
-        parts.append(visible(used.reason))
-    return ", ".join(parts)
 
 
 def _busy(process: GpuProcess, work: GpuWork | None) -> tuple[int | None, str]:
@@ -267,7 +244,6 @@ def _term(word: str) -> tuple[str, Callable[[ProcessRow], Sequence[str]]]:
         return needle, fields[where]
     return word, lambda row: (
         row.command.lower(),
-        row.server.lower(),
         row.user.lower(),
         row.place.lower(),
         str(row.pid),

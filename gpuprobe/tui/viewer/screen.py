@@ -41,8 +41,6 @@ from gpuprobe.tui.widgets.text_pane import TextPane
 PANES: tuple[type[Pane], ...] = (StepsPane, NowPane, TracePane, RanksPane, FindingsPane)
 """The panes, in the order of their tabs."""
 
-PANE_KEYS = tuple(key for pane in PANES for key in pane.KEYS)
-
 VIEW_KEYS = (
     Key(
         " ".join([*(str(at + 1) for at in range(len(PANES))), "Tab"]),

@@ -11,9 +11,11 @@ from sinks import KeepingSink
 from gpuprobe.sampler.recorder import Recorder
 
 
-# Forking beside threads, which Python 3.12 warns of; and torch.jit, which torch 2.13 does.
+# Forking beside threads, which Python 3.12 warns of; and torch.jit, which torch 2.13 does, and 2.15
+# in another category.
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning")
 @pytest.mark.parametrize("name", ORDINARY)
 def test_an_ordinary_program(name: str) -> None:
     program = ORDINARY[name]
