@@ -155,7 +155,7 @@ def _without_backward(lives: Biographies, event: int) -> bool:
         row
         for row, code in zip(rows, categories(ledger, rows), strict=True)
         if code == Category.ACTIVATION.code
-        and not (lives.survives(row) and lives.used_later(row))  # by a step that is not known here
+        and not (lives.survives(row) and lives.used_later(row))  # by a step of another trace
     ]
     strings = ledger.trace.stacks.strings
     phases = ledger.values("last_phase", rows)

@@ -137,12 +137,9 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
         return
     main = max(forward, key=lambda row: (live.size[row], row in live.needs, -live.lives.made[row]))
     pairs = [row for row in sorted(live.operands(main)) if row in live.needs]
-    by_graph = {
-        row for row in pairs if (one := live.holders.get(row)) and one.kept is not Kept.TENSOR
-    }
-    tensors = [
-        row for row in pairs if row not in by_graph
-    ]  # a graph's name is not that of the pair
+    held = {row: live.holders.get(row) for row in pairs}
+    # The name of a graph that saved it is not that of the pair.
+    tensors = [row for row, one in held.items() if one is None or one.kept is Kept.TENSOR]
     of_pairs = of_names(live, tensors) if tensors else ""
     saved = saved_by(live, rows)
     chunks = "in chunks"
