@@ -189,7 +189,7 @@ def _work(
         return Work(operator, WorkKind.HOST, read=size) if size > _SMALL else None
     library = name.startswith(_LIBRARIES) and name not in _OWN
     if library or any(t.layout is not torch.strided for t in (*tensors, *results)):
-        return Work(operator, WorkKind.OTHER, _dtype(tensors, results))
+        return _of_library(operator, given, tensors, results)
     read, written = _moved(op, name, given, results)
     special = _SPECIAL.get(name)
     if special is not None:
@@ -204,6 +204,25 @@ def _work(
     return Work(
         operator, kind, _dtype(tensors, results), sizes, variant, read=read, written=written
     )
+
+
+def _of_library(
+    operator: str, given: _Arguments, tensors: list[torch.Tensor], results: list[torch.Tensor]
+) -> Work:
+    """Work without a price, and how much of a step it is at least: each tensor once, and the
+    matrix products of a recurrent network.
+    """
+    read, written = (
+        sum(size_of(t) for t in rows if t.layout is torch.strided) for rows in (tensors, results)
+    )
+    flops = 0
+    if "_cudnn_rnn" in operator and "input" in given:
+        x = given["input"]
+        passes = 2 if "backward" in operator else 1
+        products = sum(t.numel() for t in _tensors(given.get("weight")) if t.dim() > 1)
+        flops = passes * 2 * products * (x.numel() // max(1, x.shape[-1]))
+    kind, dtype = WorkKind.OTHER, _dtype(tensors, results)
+    return Work(operator, kind, dtype, flops=flops, read=read, written=written)
 
 
 _COPIES: Final = frozenset(("copy_", "_to_copy", "clone", "cat"))
