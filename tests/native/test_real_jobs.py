@@ -170,6 +170,13 @@ WRONG = {
         r"all ranks of a group wait for each other: rank 0 waits for recv \(8 float32\) at "
         r".*job\.py:8, rank 1 waits for recv|rank \d waits for 8 float32 from rank \d",
     ),
+    "graph_outlives_its_group": (
+        "graph = torch.cuda.CUDAGraph()\n"
+        "with torch.cuda.graph(graph): dist.all_reduce(values)\n"
+        "dist.destroy_process_group()",
+        r"rank \d destroys a process group at .*job\.py:10 while a CUDA graph with collectives of "
+        r"it exists, until whose end NCCL waits: delete the graph first",
+    ),
     "nothing_sent": (
         "if rank == 0: dist.recv(values, 1)\ntorch.cuda.synchronize()",
         # before 2.15, torch makes a communicator of the two at the first message between them
@@ -306,6 +313,7 @@ for value in (5, 1):
     x.fill_(rank + float(value))
     graph.replay()
     print(f"rank {rank}: {z.tolist()}", flush=True)
+del graph
 dist.destroy_process_group()
 """
     done = run(text, tmp_path, "--quiet")
