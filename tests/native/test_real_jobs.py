@@ -207,6 +207,34 @@ def test_a_rank_that_dies_is_named(tmp_path: Path) -> None:
     assert "recording: job.gpuprobe" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [("os.kill(os.getpid(), signal.SIGKILL)", "by SIGKILL"), ("os._exit(7)", "with code 7")],
+)
+def test_a_rank_that_is_killed_is_named(tmp_path: Path, how: str, told: str) -> None:
+    (tmp_path / "rank.py").write_text(
+        f"import os, signal, torch; torch.ones(8, device='cuda'); print(flush=True); {how}"
+    )
+    # as torchrun does, it looks later how a rank has ended
+    (tmp_path / "launch.py").write_text("""\
+import os, subprocess, sys, time
+place = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}
+rank = subprocess.Popen([sys.executable, "rank.py"], env={**os.environ, **place})
+os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOWAIT)
+time.sleep(0.5)
+sys.exit(rank.wait() != 0)
+""")
+    done = subprocess.run(
+        [warm_python.shared().python, "-m", "gpuprobe", "run", "--gpu", "2xt4", "--quiet",
+         "--", sys.executable, "launch.py"],
+        cwd=tmp_path, env=native_jobs.environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 5, done.stderr
+    assert done.stderr.splitlines()[-1] == (
+        f"gpuprobe: error: {sys.executable} exited with code 1; rank 1 ended first, {told}"
+    )
+
+
 def test_a_command_is_recorded_as_its_ranks(tmp_path: Path) -> None:
     text = """
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(512, 512).cuda())
