@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import os
 import sys
 
@@ -28,11 +27,10 @@ def give_up() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def flush_stdout() -> None:
-    """Flush stdout after the user's program, so that its output is before the summary. Python
-    flushes it again when it ends, and reports what cannot be written.
+def flush_streams() -> None:
+    """Flush stderr and stdout after the user's program, as Python does when a file has run
+    (``flush_io`` of CPython): its output is before its error and the summary, in Python's order.
     """
-    stream = getattr(sys, "stdout", None)
-    if type(stream) is io.TextIOWrapper:  # one of the program's may do anything
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
+    for name in ("stderr", "stdout"):
+        with contextlib.suppress(BaseException):  # a stream of the program may raise anything
+            getattr(sys, name).flush()

@@ -390,13 +390,13 @@ def _respect_stances() -> None:
         return entering()
 
     def from_stance(callback: object) -> object:
-        found = chosen(callback)
+        selected = chosen(callback)
         if callback is not None:
             _local.compiled = True
         else:  # a function that must not be compiled
             hide(False)
-            _local.compiled = None if found is None else False  # since 2.15, None is not set
-        return found
+            _local.compiled = None if selected is None else False  # since 2.15, None is not set
+        return selected
 
     def set_eval_frame(callback: object) -> object:
         compiled, _local.compiled = _local.compiled, None

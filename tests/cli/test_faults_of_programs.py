@@ -265,6 +265,10 @@ UNCAUGHT: Final = {
     "no hook": "import sys; del sys.excepthook; 1 / 0",
     "stderr is None": "import sys; sys.stderr = None; 1 / 0",
     "interrupted": "raise KeyboardInterrupt",
+    "two streams to one file": (  # in which order they are flushed
+        "import sys; sys.stdout, sys.stderr = (open(1, 'w', closefd=False) for _ in 'oe')\n"
+        "print('out', end='; '); print('error', end='; ', file=sys.stderr); 1 / 0"
+    ),
 }
 
 

@@ -27,7 +27,7 @@ from gpuprobe.cli.options import (
     program_of,
     seconds,
 )
-from gpuprobe.cli.output import flush_stdout
+from gpuprobe.cli.output import flush_streams
 from gpuprobe.cli.status_line import StatusLine
 from gpuprobe.errors import CostMeasured, GpuprobeError, UsageError
 from gpuprobe.model.outcomes import ProgramRun
@@ -283,7 +283,7 @@ _MEASURED = "GPUPROBE_MEASURED"
 def _start_again(cost: str, folder: Path) -> NoReturn:
     """Replace this process by one that runs the program from its start and computes all values."""
     stderr.note(f"--compute real needs {cost}, run without values to know that: starting again")
-    flush_stdout()
+    flush_streams()
     os.chdir(folder)
     os.environ[_MEASURED] = "1"
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
@@ -386,7 +386,7 @@ def _require_gpu(args: argparse.Namespace) -> None:
 def _exit_code(result: RunResult) -> int:
     """The exit code of the program, before its hazards count. Shows its error."""
     code = result.exit_code
-    flush_stdout()
+    flush_streams()
     if result.error is not None:
         code = _show_error(result.error)
         if isinstance(result.error, KeyboardInterrupt):
