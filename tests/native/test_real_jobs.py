@@ -341,14 +341,20 @@ for value in (5, 1):
     x.fill_(rank + float(value))
     graph.replay()
     print(f"rank {rank}: {z.tolist()}", flush=True)
+import threading
+waiting = threading.Thread(target=dist.destroy_process_group)  # for the graph's end, as in NCCL
+waiting.start()
+waiting.join(0.2)
+print(f"rank {rank} waits: {waiting.is_alive()}", flush=True)
 del graph
-dist.destroy_process_group()
+waiting.join()
 """
     done = run(text, tmp_path, "--quiet")
     assert done.returncode == 0, done.stderr
     for rank in range(2):
         own = [line for line in done.stdout.splitlines() if line.startswith(f"rank {rank}:")]
         assert own == [f"rank {rank}: {[23.0] * 4}", f"rank {rank}: {[7.0] * 4}"]
+        assert f"rank {rank} waits: True" in done.stdout
 
 
 @pytest.mark.parametrize(("compute", "elements"), [("shapes", 1 << 20), ("auto", 1 << 27)])

@@ -3,6 +3,9 @@
 // own, what is gathered is N copies, and a rank that it exchanges with sends as much as it is sent. So
 // checks of consistency hold. Large buffers are not written.
 #include "exchange.h"
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
 
 // size: 0 where it is unknown. together: its ranks are devices of this process, whose values
 // gpuprobe/native/values/collectives.py computes. x: NULL for a rank that is alone; group: the same number in
@@ -73,11 +76,18 @@ int FN(ncclCommShrink)(communicator *parent, int *excluded, int count, communica
   if (parent->x) return refused("ncclCommShrink", 5);
   return make(out, parent->size - count, parent->rank < parent->size - count ? parent->rank : 0);
 }
-// NCCL waits there until no graph has a collective of the communicator: for ever where its caller would destroy the
-// graph later.
+// NCCL waits there until no graph has a collective of the communicator: for ever in the main thread, which would destroy
+// the graph later. Another thread has 15 seconds, as exchange.c has for ranks that wait for each other.
+static int await_graphs(communicator *c) {
+  for (int waits = 0; atomic_load(&c->in_graphs); waits++) {
+    if (syscall(SYS_gettid) == getpid() || waits == 1500) return exchange_kept_by_graphs();
+    nanosleep(&(struct timespec){0, 10000000}, NULL);
+  }
+  return 0;
+}
 int FN(ncclCommDestroy)(communicator *c) {
   if (!c) return 0;
-  if (atomic_load(&c->in_graphs)) return exchange_kept_by_graphs() ? 5 : 0;
+  if (await_graphs(c)) return 5;
   int result = c->x ? exchange_leave(c->x) : 0;
   if (c->x) exchange_free(c->x);
   c->magic = 0;

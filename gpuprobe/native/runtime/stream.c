@@ -365,7 +365,8 @@ static void drop_graph(graph *g) {
   if (atomic_fetch_sub(&g->references, 1) != 1) return;
   g->magic = 0;
   if (g->driver_bytes) driver_memory(g->device, -g->driver_bytes);
-  for (size_t i = 0; i < g->kept_count; i++) release_object(g->kept[i].object, g->kept[i].count);
+  // The last first: an end of waiting in ncclCommDestroy comes after what torch registers for the same collective.
+  while (g->kept_count--) release_object(g->kept[g->kept_count].object, g->kept[g->kept_count].count);
   free(g->kept);
   free(g->nodes);
   free(g);
