@@ -79,6 +79,7 @@ class AdviceFacts:
         lives = Biographies(self.mark.ledger)
         if lives.traced:
             self.needed = True
+            self.trains = self.trains and not _without_backward(lives, self.mark.event)
             self.loss = _of_a_loss(lives, self.mark.event)
             self.mark = _chosen(self.mark, _needed_rows(self.mark))
         self.shares = {Category(s.key): s.bytes for s in by_category(self.mark)}
@@ -141,6 +142,29 @@ def for_needed(evidence: AdviceFacts) -> Suggestion | None:
 def _only(mark: HighWater, category: Category) -> HighWater:
     """The mark with the blocks of one category only."""
     return _chosen(mark, [i for i, code in enumerate(mark.category) if code == category.code])
+
+
+def _without_backward(lives: Biographies, event: int) -> bool:
+    """Whether most activations that are used after an event are not for a backward pass, as in an
+    evaluation.
+    """
+    ledger = lives.ledger
+    needs = lives.needs(event).items()
+    rows = [row for row, need in needs if need is Need.LATER]
+    rows = [
+        row
+        for row, code in zip(rows, categories(ledger, rows), strict=True)
+        if code == Category.ACTIVATION.code
+        and not (lives.survives(row) and lives.used_later(row))  # by a step of another trace
+    ]
+    strings = ledger.trace.stacks.strings
+    phases = ledger.values("last_phase", rows)
+    other = [
+        ledger.size[row]
+        for row, phase in zip(rows, phases, strict=True)
+        if not strings[phase].startswith("backward")
+    ]
+    return 2 * sum(other) > sum(ledger.size[row] for row in rows)
 
 
 def _needed_rows(mark: HighWater) -> list[int]:

@@ -20,7 +20,7 @@ from gpuprobe.causes.groups import (
 )
 from gpuprobe.causes.live_memory import Excess, LiveMemory, Variable
 from gpuprobe.causes.replays import Both, FreedEarly, KindedTrace, Remedy, Replay, Smaller
-from gpuprobe.causes.rules import CACHED, LARGER, RULES, exceptions
+from gpuprobe.causes.rules import CACHED, LARGER, RULES, autocast, exceptions
 from gpuprobe.causes.rules.gradients import LATE_GRADIENTS
 from gpuprobe.causes.rules.holders import LIVE_VARIABLE
 from gpuprobe.causes.rules.log_softmaxes import SAVED
@@ -206,6 +206,8 @@ def searched_at(lives: Biographies, event: int, *, failed: bool = False) -> list
         left = {row: need for row, need in needs.items() if need is Need.OPEN}
         blocks.update((block.row, block) for block in held_blocks(lives, left))
         live = LiveMemory(lives, event)
+        converted = dict.fromkeys(autocast.converted(live), Need.LATER)
+        blocks.update((block.row, block) for block in held_blocks(lives, converted))
         for excess, _ in _larger(live, KindedTrace(lives)):
             rows = dict.fromkeys((*excess.rows, *excess.named), Need.LATER)
             blocks.update((block.row, block) for block in held_blocks(lives, rows))
@@ -233,7 +235,12 @@ def _unneeded(
     failed: bool,
 ) -> Iterator[Diagnosed]:
     lives = traced.lives
-    blocks = blocks_at(lives, event, failed=failed)
+    cached = {
+        lives.ledger.size[row]
+        for row, holder in holders.items()
+        if holder.root is HolderRoot.AUTOCAST
+    }
+    blocks = autocast.without_cached(blocks_at(lives, event, failed=failed), cached)
     last = () if otherwise is None else (otherwise,)
     for group in groups_of(blocks, holders, lives.tensors(event)):
         for rule in (*((exceptions.diagnose,) if failed else RULES), *last):
@@ -248,10 +255,40 @@ def _unneeded(
                     alone.peak(traced),
                     replay,
                     FREED_AFTER_USE if others is None else FREED_EARLY,
-                    bound=Bound.OR_MORE if others is None else Bound.EXACT,
+                    bound=Bound.OR_MORE
+                    if others is None
+                    else _bound(group, answer, replay, blocks, holders),
                 )
             if answer is not None:
                 break
+
+
+_EXACT: Final = 0.02
+"""The share of a group up to which more memory of its kind leaves a figure exact."""
+
+
+def _bound(
+    group: HeldGroup,
+    answer: Answer,
+    replay: FreedEarly,
+    blocks: Iterable[HeldBlock],
+    holders: Mapping[int, Holder],
+) -> Bound:
+    """Whether the remedy may free more than the group: what the same thing kept before, or what
+    waits for its use with the group, of which copies on the CPU take the place as well.
+    """
+    more = replay.alike_left()
+    if answer.edit is EditKind.TO_CPU and group.holder is not None:
+        owner, lines = group.holder.owner, {block.made_at for block in group.blocks}
+        more += sum(
+            block.bytes
+            for block in blocks
+            if block.need is Need.NOT_YET
+            and block.made_at in lines
+            and (holder := holders.get(block.row)) is not None
+            and holder.owner == owner
+        )
+    return Bound.OR_LESS if more > _EXACT * group.bytes else Bound.EXACT
 
 
 def _unreachable(lives: Biographies, event: int, holders: Mapping[int, Holder]) -> set[int]:

@@ -297,6 +297,28 @@ class FreedEarly(Replay):
         starts = self._starts(traced)
         return Changed(starts, self.ends(traced, starts), traced.lives.ledger.size)
 
+    def alike_left(self) -> int:
+        """The bytes at the highest moment of the changed trace that nothing uses again, were made
+        on the lines of these blocks by another call, and were freed before the event: whether the
+        same thing kept them is unknown.
+        """
+        lives, kinds = self.main.lives, self.main.kinds
+        running = self.running(self.main)
+        moment = running.index(max(running)) - 1
+        starts, ends, sizes = self.changed(self.main)
+        used, then = lives.ends_of_use(), lives.needs(self._event)
+        freed = {kinds[row] for row in self._rows}
+        lines = {line for kind in freed for line in _innermost(kind)}
+        return sum(
+            size
+            for row, size in enumerate(sizes)
+            if starts[row] <= moment < ends[row]
+            and used[row] <= moment
+            and row not in then
+            and kinds[row] not in freed
+            and lines.intersection(_innermost(kinds[row]))
+        )
+
     def ends(self, traced: KindedTrace, starts: Sequence[int]) -> list[int]:
         """For each row of a trace, the event before which it is freed. ``starts``: where they
         begin.
@@ -349,6 +371,12 @@ class FreedEarly(Replay):
             if kind in following:
                 ends[row] = min(freed[row], max(ends[row], following[kind] + 1))
             following[kind] = starts[row]
+
+
+def _innermost(kind: Kind) -> tuple[object, ...]:
+    """The line of the program that makes blocks of a kind."""
+    lines = kind[0]
+    return lines[:1] if isinstance(lines, tuple) else ()
 
 
 def by_graph(holder: Holder | None) -> bool:

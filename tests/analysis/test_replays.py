@@ -38,15 +38,19 @@ VARIABLE = replace(KEPT, name="x", path=(HeldBy("x", "Tensor"),))
 
 
 def traced(lives: list[Life], lines: list[int]) -> KindedTrace:
-    """A trace in which life n is made by the n-th line."""
+    """A trace in which life n is made by the n-th line; of a number above 100, the hundreds are the
+    line that calls the function.
+    """
     trace = trace_of(lives)
     table = trace.stacks
     events, baseline = iter(trace.events.address), iter(trace.baseline.address)
     for columns, addresses in ((trace.events, events), (trace.baseline, baseline)):
         for at, address in enumerate(addresses):
             number = lines[(address >> 20) - 1]
-            line = Frame(FILE, number, "main" if number == OUTSIDE else "train")
-            columns.stack[at] = table.stack((table.frame(line),))
+            caller, number = divmod(number, 100)
+            frames = [Frame(FILE, number, "main" if number == OUTSIDE else "train")]
+            frames += [Frame(FILE, caller, "main")] * (caller > 0)
+            columns.stack[at] = table.stack(tuple(map(table.frame, frames)))
     return KindedTrace(Biographies(ledger_of(trace)))
 
 
@@ -136,6 +140,20 @@ def iterations(count: int, kept_from: int = 0) -> list[Life]:
         end = None if at >= kept_from else first + 5
         lives += [Life(8, first + 1, [first + 2], end), Life(4, first + 3, [first + 3], first + 3)]
     return lives
+
+
+@pytest.mark.parametrize(("first", "alike"), [(101, 8), (102, 0), (201, 0)])
+def test_what_the_same_line_made_in_another_call_may_be_kept_as_well(
+    first: int, alike: int
+) -> None:
+    """Three models, each of which is kept until the next one is there."""
+    models = [Life(8, 0, [1], 4), Life(12, 3, [4], 7), Life(16, 6, [7], None)]
+    one = traced(models, [first, 201, 201])
+    event = one.lives.ledger.peak()
+    assert max(one.lives.ledger.allocated_after()) == 12 + 16
+    change = freed(one, event, [1])
+    assert change.alike_left() == alike
+    assert change.peak(one) == (16 if first == 201 else 8 + 12)
 
 
 LOOP = [1, 2] * 5

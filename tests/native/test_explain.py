@@ -423,6 +423,41 @@ def test_needed_memory_has_the_suggestion_of_a_report(tmp_path: Path) -> None:
     assert "try: Use activation checkpointing" in shown.stdout
 
 
+FEATURES = """\
+import torch
+from torch import nn
+
+
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        layers = [nn.Sequential(nn.Linear(512, 1024), nn.Linear(1024, 512)) for _ in range(6)]
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x):
+        self.features = [x]
+        for layer in self.layers:
+            self.features.append(layer(self.features[-1]))
+        return torch.stack([one.mean(0) for one in self.features])
+
+
+encoder, probe = Encoder().cuda().eval(), nn.Linear(512, 8).cuda()
+optimizer = torch.optim.SGD(probe.parameters())
+for step in range(3):
+    with torch.no_grad():
+        means = encoder(torch.randn(8192, 512, device="cuda"))
+    probe(means).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_an_evaluation_has_no_backward_pass_to_recompute_for(tmp_path: Path) -> None:
+    _, found = explain(tmp_path, FEATURES)
+    assert found["causes"] == []
+    assert (found["smaller"] or {"id": ""})["id"] != "checkpoint"
+
+
 ENSEMBLE = (
     START
     + """\

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,14 @@ import gpuprobe
 from gpuprobe.analysis.peak.needs import Biographies
 from gpuprobe.analysis.trace.ledger import ledger_of
 from gpuprobe.causes.find import causes_at
+from gpuprobe.causes.live_memory import LiveMemory
+from gpuprobe.causes.rules import autocast
 from gpuprobe.model.causes import Bound
 from gpuprobe.model.memory import Category
 from gpuprobe.model.needs import Need
 from gpuprobe.model.place import Place
+from gpuprobe.model.run.holders import HolderRoot
+from gpuprobe.torch_support.holding.objects import OUTSIDE
 
 
 def numbers(*shape: int, **options: object) -> torch.Tensor:
@@ -466,6 +471,10 @@ def attention_weights_in_a_loss() -> None:  # a teacher's are imitated, for exam
     _attended(attend)
 
 
+def attention_weights_by_a_sigmoid() -> None:  # pairs of which a product remains
+    _attended(lambda q, k, v: ((q @ k.mT).flatten(0, 1) / 8).sigmoid() @ v.flatten(0, 1))
+
+
 class Packed(nn.Module):
     """Weights of one byte a number, or of four that no optimizer trains."""
 
@@ -676,6 +685,7 @@ KINDS: dict[Callable[[], None], str] = {
     attention_weights_of_transformers: "attention-weights",
     fused_attention: "",
     attention_weights_in_a_loss: "",
+    attention_weights_by_a_sigmoid: "",
     messages_of_edges: "saved-unread",
     scattered_messages: "",
     messages_without_a_backward_pass: "",
@@ -896,3 +906,31 @@ def test_what_a_backward_pass_has_just_used_is_no_cause(tmp_path: Path) -> None:
     needless = {row["need"]: row["bytes"] for row in document["needs"]["rows"]}
     assert needless["never_used_again"] > 16 << 20
     assert document["causes"] == []
+
+
+@pytest.mark.simulated
+def test_weights_that_autocast_converted_in_an_earlier_step_are_a_cause(tmp_path: Path) -> None:
+    """One context is around all steps: the copies wait for the next one, and the weights, which
+    nothing reads any more, are not what is not needed.
+    """
+    path = tmp_path / "run.gpuprobe"
+    with (
+        gpuprobe.virtual_gpu("t4", compute="shapes"),
+        gpuprobe.record(path, level="trace", trace_steps="all") as recorder,
+    ):
+        net = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(8)]).cuda()
+        with torch.autocast("cuda", torch.float16):
+            for _ in range(3):
+                with recorder.step(), torch.no_grad():
+                    net(numbers(16, 1024)).sum()
+                    numbers(1 << 23).sum()
+    rank = gpuprobe.load(path).ranks[0]
+    ledger = ledger_of(next(iter(rank.traces.of(rank.steps[1]))))
+    lives = Biographies(ledger)
+    rows = autocast.converted(LiveMemory(lives, ledger.peak()))
+    assert len(rows) == 16  # weights and biases
+    cached = replace(OUTSIDE, root=HolderRoot.AUTOCAST)
+    causes = [*causes_at(lives, ledger.peak(), dict.fromkeys(rows, cached))]
+    assert [one.answer.rule for one in causes] == ["autocast-cache"]
+    unknown = causes_at(lives, ledger.peak(), {})
+    assert "autocast-cache" not in [one.answer.rule for one in unknown]

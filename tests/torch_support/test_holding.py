@@ -1407,6 +1407,14 @@ def test_gradients_that_several_names_lead_to(main: dict[str, Any]) -> None:
     assert also_of(keys) == {}  # there is one reference to each: that of the weight
 
 
+def test_a_module_holds_its_weights_once(main: dict[str, Any]) -> None:
+    main["server"] = SimpleNamespace(model=torch.nn.Linear(4, 4))
+    keys = [storage_key(one) for one in main["server"].model.parameters()]
+    assert also_of(keys) == {}  # its attributes are in a dict of it
+    main["first"] = [main["server"].model.weight]
+    assert {at: one.name for at, one in also_of(keys).items()} == {0: "server.model.weight"}
+
+
 def test_what_a_cache_and_a_variable_hold(main: dict[str, Any]) -> None:
     @functools.lru_cache(maxsize=4)
     def cached(number: int) -> torch.Tensor:

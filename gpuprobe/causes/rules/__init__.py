@@ -89,6 +89,7 @@ LARGER: Final[tuple[Callable[[LiveMemory], Iterator[Excess]], ...]] = (
     attention.diagnose,
     unpacked.diagnose,
     unread_saved.diagnose,
+    autocast.between_steps,
 )
 
 CACHED: Final[tuple[Callable[[Cache], Iterator[CachedMemory]], ...]] = (

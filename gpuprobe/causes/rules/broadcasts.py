@@ -5,12 +5,13 @@ from, and than what is made of them: differences or products of all pairs.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 from gpuprobe.causes.answer import Answer
 from gpuprobe.causes.live_memory import PRODUCTS, STATE, Excess, LiveMemory
 from gpuprobe.causes.wording import of_names, saved_by
 from gpuprobe.model.causes import Bound
+from gpuprobe.model.run.holders import Kept
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import Made
 
@@ -61,6 +62,43 @@ def _of_pairs(live: LiveMemory, row: int) -> bool:
     return bool(operands) and not any(live.category(one) in STATE for one in operands)
 
 
+class _Combined(NamedTuple):
+    """A combination of all pairs with what is computed from it element by element, and the bytes
+    that remain: of what the forward pass makes of them, or else of what the backward pass does.
+    """
+
+    rows: set[int]
+    remains: int
+
+
+def _combined(live: LiveMemory, root: int) -> _Combined | None:
+    """What is made of a root; None of a matrix product of which little remains only by another
+    product, as of weights of attention, or without a backward pass: other rules have these.
+    """
+    requested = live.ledger.requested
+    group, results = {root}, {False: 0, True: 0}  # the largest, by whether a backward makes it
+    product_of_pairs = live.how(root) is not Made.POINTWISE
+    ready = [root]
+    while ready:
+        row = ready.pop()
+        for product in live.results(row):
+            backward = live.text("made_phase", product).startswith("backward")
+            if product_of_pairs and not backward and live.text("made_name", product) in PRODUCTS:
+                return None
+            if _is_element_wise(live, product) and 2 * requested[product] >= requested[row]:
+                if product not in group:
+                    group.add(product)
+                    ready.append(product)
+            elif live.how(product) is Made.OTHER and _FACTOR * requested[product] <= requested[row]:
+                results[backward] = max(results[backward], requested[product])
+        results[False] = max(results[False], _reduced_in_place(live, row))
+    remains = results[False] or results[True]
+    trained = any(live.text("last_phase", row).startswith("backward") for row in group)
+    if product_of_pairs and not (trained and remains):
+        return None
+    return _Combined(group, remains)
+
+
 def _same_shape(live: LiveMemory, row: int) -> str:
     """What to do if the pairs of two tensors of as many elements are a mistake, as of a target of
     shape (N,) and a prediction of (N, 1); "" if a row has no such operands.
@@ -90,27 +128,19 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
         and requested[row] >= _FACTOR * inputs[row]
         and (live.how(row) is Made.POINTWISE or _of_pairs(live, row))
     ]
-    forward = [row for row in roots if not live.text("made_phase", row).startswith("backward")]
-    group, results = set(roots), {False: 0, True: 0}  # the largest, by whether a backward makes it
-    ready = list(roots)
-    while ready:
-        row = ready.pop()
-        for product in live.results(row):
-            if _is_element_wise(live, product) and 2 * requested[product] >= requested[row]:
-                if product not in group:
-                    group.add(product)
-                    ready.append(product)
-            elif live.how(product) is Made.OTHER and _FACTOR * requested[product] <= requested[row]:
-                backward = live.text("made_phase", product).startswith("backward")
-                results[backward] = max(results[backward], requested[product])
-        results[False] = max(results[False], _reduced_in_place(live, row))
-    reduced = results[False] or results[True]
+    made = {row: one for row in roots if (one := _combined(live, row)) is not None}
+    forward = [row for row in made if not live.text("made_phase", row).startswith("backward")]
+    group = {row for one in made.values() for row in one.rows}
+    remains = max((one.remains for one in made.values()), default=0)
     rows = [row for row in live.rows if row in group]
-    if not rows or not reduced or not forward:
+    if not rows or not remains or not forward:
         return
     main = max(forward, key=lambda row: (live.size[row], row in live.needs, -live.lives.made[row]))
     pairs = [row for row in sorted(live.operands(main)) if row in live.needs]
-    of_pairs = of_names(live, pairs) if pairs else ""
+    held = {row: live.holders.get(row) for row in pairs}
+    # The name of a graph that saved it is not that of the pair.
+    tensors = [row for row, one in held.items() if one is None or one.kept is Kept.TENSOR]
+    of_pairs = of_names(live, tensors) if tensors else ""
     saved = saved_by(live, rows)
     chunks = "in chunks"
     if any(map(live.for_backward, rows)):  # otherwise the graph keeps those of all chunks
@@ -126,7 +156,7 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
             f"{human_bytes(live.bytes_of(rows))}{of_names(live, rows)} are combinations of all "
             f"pairs{of_pairs}: {live.text('made_name', main)} at {live.place(main)} makes "
             f"{human_bytes(requested[main])} of {human_bytes(inputs[main])}, of which "
-            f"{human_bytes(reduced)} remain{saved}",
+            f"{human_bytes(made[main].remains or remains)} remain{saved}",
             f"{_same_shape(live, main)}compute it {chunks}",
         ),
         main,

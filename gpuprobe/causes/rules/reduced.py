@@ -107,5 +107,6 @@ def _remedy(name: str) -> str:
         )
     return (
         "compute it in chunks of its rows, and reduce each chunk (topk, max, argmax) before the "
-        "next; for attention, use torch.nn.functional.scaled_dot_product_attention"
+        "next; for attention, use torch.nn.functional.scaled_dot_product_attention (attn_mask= "
+        "adds a bias)"
     )

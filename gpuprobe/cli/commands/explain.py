@@ -27,7 +27,6 @@ OPTIONS_AFTER_SCRIPT = True
 
 EXAMPLES = {
     "gpuprobe explain train.py --steps 5": "why is its memory full?",
-    "gpuprobe explain --gpu rtx4090 train.py": "on another GPU",
     "gpuprobe explain --max-seconds 300 train.py": "with more time for runs of the program",
     "gpuprobe explain --gpu 2xt4 -- torchrun --nproc-per-node 2 train.py": "a job of two ranks",
 }

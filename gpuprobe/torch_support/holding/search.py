@@ -699,6 +699,9 @@ class _Search:
             own = vars(model).get(group)
             if type(own) is not dict:
                 continue
+            if self._cut is not None and id(model) in self._cut.children:
+                # By its name a part is an attribute of the module: it is in this dict.
+                self._cut.children[id(own)] |= self._cut.children[id(model)]
             if self.targets is None and group != "_modules":
                 self.visited.add(id(own))
                 continue
