@@ -19,10 +19,11 @@ from types import FrameType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gpuprobe.errors import DataError, GpuprobeError, UsageError
-from gpuprobe.processes import in_foreground
+from gpuprobe.processes import end_text, in_foreground
 
 if TYPE_CHECKING:
-    from gpuprobe.model.run.recording import Recording
+    from gpuprobe.model.run.recording import RankRecording, Recording
+    from gpuprobe.sampler.processes.ends import ProcessEnd
 
 _FORWARDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
@@ -30,7 +31,8 @@ _FORWARDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUI
 class CommandResult(NamedTuple):
     """The result of a recorded command. ``code``: its exit code, negative for the signal that ended
     it; ``interrupted``: by Ctrl-C; ``recordings``: the requested one first, if anything was
-    recorded, then those of other jobs; ``assumed``: what simulated GPUs assumed, in all processes.
+    recorded, then those of other jobs; ``assumed``: what simulated GPUs assumed, in all processes;
+    ``ends``: how recorded processes ended, by process id, as far as that is known.
     """
 
     code: int
@@ -38,6 +40,7 @@ class CommandResult(NamedTuple):
     recordings: tuple[Path, ...]
     assumed: tuple[str, ...]
     unrecorded: Mapping[str, int]
+    ends: Mapping[int, ProcessEnd]
 
 
 def run_command(
@@ -57,6 +60,8 @@ def run_command(
     Raises UsageError if it cannot be started or ``output`` cannot be created, and
     EnvironmentUnavailable where simulated GPUs do not run.
     """
+    from gpuprobe.sampler.processes.ends import ends_of
+
     output = output.absolute()
     environment = dict(os.environ)
     if gpu is not None:
@@ -65,9 +70,11 @@ def run_command(
     with ExitStack() as stack:
         notes = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpuprobe-")))
         first = _follow(environment, output, notes, level, trace_steps, uses, tuple(words))
-        code, interrupted = _wait(words, environment)
+        with ends_of(notes) as ends:
+            code, interrupted = _wait(words, environment)
         assumed, unrecorded = _read(notes)
-    return CommandResult(code, interrupted, tuple(_recordings(output, first)), assumed, unrecorded)
+    recordings = tuple(_recordings(output, first))
+    return CommandResult(code, interrupted, recordings, assumed, unrecorded, ends)
 
 
 def _simulated(gpu: str, compute: str) -> Mapping[str, str]:
@@ -162,22 +169,30 @@ def _recordings(output: Path, first: int) -> Iterator[Path]:
         yield spawned_path(output, number)
 
 
-def failed_ranks(recordings: Sequence[Path]) -> str:
-    """Which recorded process ended with an exception first, as text; "" if none did."""
+def failed_ranks(result: CommandResult) -> str:
+    """Which recorded process failed first and how, as text: with an exception, by a signal or with
+    an exit code. "" if none did.
+    """
     from gpuprobe.api.recordings import load
 
-    ends = []
-    for path in recordings:
+    failures = []
+    for path in result.recordings:
         try:
             recording: Recording = load(path)
         except (DataError, GpuprobeError):
             continue
-        for rank in recording.ranks:
-            if rank.end is not None and rank.end.error is not None and rank.session is not None:
-                ended = rank.session.started_at + rank.end.duration_ns / 1e9
-                ends.append((ended, rank.session, rank.end.error))
-    if not ends:
-        return ""
-    _, session, error = min(ends, key=lambda one: one[0])
+        failures += [one for rank in recording.ranks if (one := _failure(rank, result.ends))]
+    return min(failures)[1] if failures else ""
+
+
+def _failure(rank: RankRecording, ends: Mapping[int, ProcessEnd]) -> tuple[float, str] | None:
+    """When a process failed, and a sentence about it; None if it did not."""
+    session = rank.session
     which = f"rank {session.rank}" if session.world_size > 1 else "the program"
-    return f"{which} failed first: {error.text}"
+    if rank.end is not None and rank.end.error is not None:
+        at = session.started_at + rank.end.duration_ns / 1e9
+        return at, f"{which} failed first: {rank.end.error.text}"
+    end = ends.get(session.pid)
+    if end is None or not end.code:
+        return None
+    return end.at, f"{which} ended first, {end_text(end.code)}"

@@ -170,6 +170,13 @@ WRONG = {
         r"all ranks of a group wait for each other: rank 0 waits for recv \(8 float32\) at "
         r".*job\.py:8, rank 1 waits for recv|rank \d waits for 8 float32 from rank \d",
     ),
+    "graph_outlives_its_group": (
+        "graph = torch.cuda.CUDAGraph()\n"
+        "with torch.cuda.graph(graph): dist.all_reduce(values)\n"
+        "dist.destroy_process_group()",
+        r"rank \d destroys a process group at .*job\.py:10 while a CUDA graph with collectives of "
+        r"it exists, until whose end NCCL waits: delete the graph first",
+    ),
     "nothing_sent": (
         "if rank == 0: dist.recv(values, 1)\ntorch.cuda.synchronize()",
         # before 2.15, torch makes a communicator of the two at the first message between them
@@ -198,6 +205,34 @@ def test_a_rank_that_dies_is_named(tmp_path: Path) -> None:
     line = START.count("\n") + 1
     assert last == [f"{failed}: ValueError: unhappy (at {tmp_path / 'job.py'}:{line})"]
     assert "recording: job.gpuprobe" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [("os.kill(os.getpid(), signal.SIGKILL)", "by SIGKILL"), ("os._exit(7)", "with code 7")],
+)
+def test_a_rank_that_is_killed_is_named(tmp_path: Path, how: str, told: str) -> None:
+    (tmp_path / "rank.py").write_text(
+        f"import os, signal, torch; torch.ones(8, device='cuda'); print(flush=True); {how}"
+    )
+    # as torchrun does, it looks later how a rank has ended
+    (tmp_path / "launch.py").write_text("""\
+import os, subprocess, sys, time
+place = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}
+rank = subprocess.Popen([sys.executable, "rank.py"], env={**os.environ, **place})
+os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOWAIT)
+time.sleep(0.5)
+sys.exit(rank.wait() != 0)
+""")
+    done = subprocess.run(
+        [warm_python.shared().python, "-m", "gpuprobe", "run", "--gpu", "2xt4", "--quiet",
+         "--", sys.executable, "launch.py"],
+        cwd=tmp_path, env=native_jobs.environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 5, done.stderr
+    assert done.stderr.splitlines()[-1] == (
+        f"gpuprobe: error: {sys.executable} exited with code 1; rank 1 ended first, {told}"
+    )
 
 
 def test_a_command_is_recorded_as_its_ranks(tmp_path: Path) -> None:
@@ -306,13 +341,20 @@ for value in (5, 1):
     x.fill_(rank + float(value))
     graph.replay()
     print(f"rank {rank}: {z.tolist()}", flush=True)
-dist.destroy_process_group()
+import threading
+waiting = threading.Thread(target=dist.destroy_process_group)  # for the graph's end, as in NCCL
+waiting.start()
+waiting.join(0.2)
+print(f"rank {rank} waits: {waiting.is_alive()}", flush=True)
+del graph
+waiting.join()
 """
     done = run(text, tmp_path, "--quiet")
     assert done.returncode == 0, done.stderr
     for rank in range(2):
         own = [line for line in done.stdout.splitlines() if line.startswith(f"rank {rank}:")]
         assert own == [f"rank {rank}: {[23.0] * 4}", f"rank {rank}: {[7.0] * 4}"]
+        assert f"rank {rank} waits: True" in done.stdout
 
 
 @pytest.mark.parametrize(("compute", "elements"), [("shapes", 1 << 20), ("auto", 1 << 27)])

@@ -228,8 +228,8 @@ class WarmPython:
 End = Literal["interpreter", "libraries", "at once"]
 """How a process ends: as an interpreter does, which takes 0.3 s of processor time; or when its
 threads, its ``atexit`` handlers and the names of ``__main__`` have ended. "libraries": if it is
-still a rank of a group, then with what its C libraries do at the end, which takes as long: it
-leaves the group. What the server's modules do at exit by `weakref.finalize` is
+still a rank of a group, or a collective failed, then with what its C libraries do at the end, which
+takes as long: it leaves the group. What the server's modules do at exit by `weakref.finalize` is
 left out of the latter two.
 """
 
@@ -597,6 +597,15 @@ def _flush_after_a_file() -> None:
             stream.flush()  # type: ignore[union-attr]
 
 
+def _collective_failed() -> bool:
+    """Whether the simulated GPU of this process, if it has one, has reported a failed one."""
+    text = getattr(ctypes.CDLL(None), "gpn_ncclGetLastError", None)
+    if text is None:
+        return False
+    text.restype = ctypes.c_char_p
+    return bool(text(None))
+
+
 def _end(code: object, how: End) -> NoReturn:
     """End the process as the interpreter does. KeyboardInterrupt: by SIGINT."""
     interrupted = code is KeyboardInterrupt
@@ -631,7 +640,7 @@ def _end(code: object, how: End) -> NoReturn:
     distributed = sys.modules.get("torch.distributed")
     if how == "libraries":
         ctypes.CDLL(None).fflush(None)
-        if distributed is not None and distributed.is_initialized():
+        if (distributed is not None and distributed.is_initialized()) or _collective_failed():
             ctypes.PyDLL(None).exit((code or 0) & 0xFF)
     os._exit((code or 0) & 0xFF)
 

@@ -195,7 +195,7 @@ def _recorded(args: argparse.Namespace, words: Sequence[str], gpu: str | None) -
             compute=args.compute or "real",
         )
     if result.code or not result.recordings:
-        why = failed_ranks(result.recordings) or f"it exited with code {result.code}"
+        why = failed_ranks(result) or f"it exited with code {result.code}"
         raise ProgramFailed(
             f"{words[0]}: {why if result.code else 'no process used a GPU through torch'}"
         )

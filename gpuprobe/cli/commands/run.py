@@ -317,7 +317,7 @@ def _run_command(args: argparse.Namespace, words: list[str]) -> int:
             compute=args.compute,
             uses=args.uses,
         )
-    why = failed_ranks(result.recordings) if result.code and not result.interrupted else ""
+    why = failed_ranks(result) if result.code and not result.interrupted else ""
     if result.interrupted:
         stderr.error(f"{words[0]} was interrupted")
     elif result.code:

@@ -640,6 +640,15 @@ int exchange_leave(exchange *x) {
   if (!failed_before && atomic_load(&failed_now)) atomic_store(&failed_at_end, true);   // torch raises no error for it
   return result;
 }
+int exchange_kept_by_graphs(void) {
+  char place[176] = "", at[192], who[32] = "a process";
+  int rank = place_of_call ? place_of_call(place, sizeof place) : -1;
+  if (rank >= 0) snprintf(who, sizeof who, "rank %d", rank);
+  where(at, sizeof at, place);
+  report("%s destroys a process group%s while a CUDA graph with collectives of it exists, until whose end NCCL waits: delete the graph first", who, at);
+  atomic_store(&failed_at_end, true);   // torch 2.15 raises no error for it
+  return COLLECTIVE_FAILED;
+}
 // A process that ends is no rank any more. What it has called and not waited for, it waits for now.
 __attribute__((destructor)) static void leave_all(void) {
   FN(collectives_end)();

@@ -18,6 +18,7 @@ bool exchange_split(exchange *x, int color, int key, void *id, int *size, int *r
 int exchange_settle(exchange *x);
 int exchange_leave(exchange *x);
 void exchange_free(exchange *x);
+int exchange_kept_by_graphs(void);           // reports it: COLLECTIVE_FAILED
 
 // --- nccl.c
 size_t collective_width(int type);

@@ -132,6 +132,7 @@ typedef struct {
   uint32_t work;   // as of a log_entry
 } graph_node;
 bool capture_node(void *stream, graph_node node);   // false where the stream is not capturing
+void count_in_graph(void *stream, atomic_int *count);   // one more until the graph that it captures, and those made of it, are destroyed
 
 // --- exchange.c: collectives between processes. Their results are taken when something waits for them
 extern atomic_int FN(collectives_pending);

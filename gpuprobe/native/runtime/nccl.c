@@ -3,11 +3,14 @@
 // own, what is gathered is N copies, and a rank that it exchanges with sends as much as it is sent. So
 // checks of consistency hold. Large buffers are not written.
 #include "exchange.h"
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
 
 // size: 0 where it is unknown. together: its ranks are devices of this process, whose values
 // gpuprobe/native/values/collectives.py computes. x: NULL for a rank that is alone; group: the same number in
-// all ranks of its group, 0 for one that is alone.
-typedef struct { uint32_t magic; int rank, size, parent, device, together; uint32_t group; exchange *x; } communicator;
+// all ranks of its group, 0 for one that is alone. in_graphs: its collectives in graphs that exist.
+typedef struct { uint32_t magic; int rank, size, parent, device, together; uint32_t group; exchange *x; atomic_int in_graphs; } communicator;
 static atomic_bool alone;
 // Whether this process is the one rank of an estimate.
 void FN(ncclAlone)(bool on) { atomic_store(&alone, on); }
@@ -28,7 +31,7 @@ static int make(communicator **out, int size, int rank) {
   if (rank < 0 || rank >= size) return 4;   // ncclInvalidArgument
   if (ensure_context(current_device())) return 1;
   communicator *c = calloc(1, 4096);   // torch reads nothing of it
-  *c = (communicator){COMMUNICATOR_MAGIC, rank, size, size, current_device(), 0, 0, NULL};
+  *c = (communicator){COMMUNICATOR_MAGIC, rank, size, size, current_device(), 0, 0, NULL, 0};
   *out = c;
   return 0;
 }
@@ -73,8 +76,18 @@ int FN(ncclCommShrink)(communicator *parent, int *excluded, int count, communica
   if (parent->x) return refused("ncclCommShrink", 5);
   return make(out, parent->size - count, parent->rank < parent->size - count ? parent->rank : 0);
 }
+// NCCL waits there until no graph has a collective of the communicator: for ever in the main thread, which would destroy
+// the graph later. Another thread has 15 seconds, as exchange.c has for ranks that wait for each other.
+static int await_graphs(communicator *c) {
+  for (int waits = 0; atomic_load(&c->in_graphs); waits++) {
+    if (syscall(SYS_gettid) == getpid() || waits == 1500) return exchange_kept_by_graphs();
+    nanosleep(&(struct timespec){0, 10000000}, NULL);
+  }
+  return 0;
+}
 int FN(ncclCommDestroy)(communicator *c) {
   if (!c) return 0;
+  if (await_graphs(c)) return 5;
   int result = c->x ? exchange_leave(c->x) : 0;
   if (c->x) exchange_free(c->x);
   c->magic = 0;
@@ -262,12 +275,13 @@ static __thread uint32_t groups;   // of calls, so far
 // bytes: of a collective that gathers or scatters, the part of one rank. peer: of a send or receipt, else -1.
 // An entry's grid: ranks, the group's number, this rank; block: one more than the peer, and of calls from
 // ncclGroupStart to ncclGroupEnd a number, another one for the next.
-static void noted(const communicator *c, const char *name, void *stream, size_t bytes, const void *from, void *to, int peer) {
+static void noted(communicator *c, const char *name, void *stream, size_t bytes, const void *from, void *to, int peer) {
   LOG(.kind = LOG_COLLECTIVE, .device = current_device(), .stream = stream_number(stream), .name = name, .a = (uint64_t)from, .b = (uint64_t)to, .bytes = bytes, .grid = {c ? (uint32_t)c->size : 0, c ? c->group : 0, c ? (uint32_t)c->rank : 0}, .block = {(uint32_t)(peer + 1), depth ? groups % 8 + 1 : 0}, .captured = capture_of(stream) != NULL);
   collective_sent(stream);
+  if (c) count_in_graph(stream, &c->in_graphs);
   COUNT(.kind = LOG_COLLECTIVE, .name = name, .device = current_device(), .captured = capture_of(stream) != NULL);
 }
-static int sent(const communicator *c, const char *name, void *stream, size_t bytes, const void *from, void *to, size_t copy) {
+static int sent(communicator *c, const char *name, void *stream, size_t bytes, const void *from, void *to, size_t copy) {
   noted(c, name, stream, bytes, from, to, -1);
   if (from && to && from != to && copy && copy <= small) {
     if (!capture_node(stream, (graph_node){MEMCPY_NODE, .name = name, .to = to, .from = from, .bytes = copy})) copy_bytes(to, from, copy);
@@ -418,7 +432,7 @@ int FN(ncclGroupEnd)(void) {
   call_count = 0;
   return 0;
 }
-static int exchanged(const communicator *c, const char *name, const void *from, void *to, size_t bytes, int peer, void *s) {
+static int exchanged(communicator *c, const char *name, const void *from, void *to, size_t bytes, int peer, void *s) {
   int status = sent(c, name, s, bytes, from, to, 0);
   if (depth && call_count < MOST_CALLS) calls[call_count++] = (lone_call){from, to, bytes, peer, s};
   else if (to) received(to, bytes, s);

@@ -352,18 +352,21 @@ static capture *capture_by_id(unsigned long long id) {
   return NULL;
 }
 static graph *new_graph(void) { graph *g = calloc(1, sizeof *g); g->magic = 0x67726170; g->references = 1; return g; }
-// The destructor of a user object runs where the last reference is released: the driver has a thread for it.
+static void one_less(void *count) { atomic_fetch_sub((atomic_int *)count, 1); }
+// The destructor of a user object runs where the last reference is released: the driver has a thread for it. Not where
+// a GPU would not have come to: torch 2.15 has freed what its own reads, a group that a graph has outlived.
 static void release_object(user_object *o, unsigned count) {
   if (atomic_fetch_sub(&o->references, count) != count) return;
   o->magic = 0;
-  o->destroy(o->of);
+  if (o->destroy == one_less || !collective_failure()) o->destroy(o->of);
   free(o);
 }
 static void drop_graph(graph *g) {
   if (atomic_fetch_sub(&g->references, 1) != 1) return;
   g->magic = 0;
   if (g->driver_bytes) driver_memory(g->device, -g->driver_bytes);
-  for (size_t i = 0; i < g->kept_count; i++) release_object(g->kept[i].object, g->kept[i].count);
+  // The last first: an end of waiting in ncclCommDestroy comes after what torch registers for the same collective.
+  while (g->kept_count--) release_object(g->kept[g->kept_count].object, g->kept[g->kept_count].count);
   free(g->kept);
   free(g->nodes);
   free(g);
@@ -371,6 +374,17 @@ static void drop_graph(graph *g) {
 static void add_node(graph *g, graph_node node) {
   if (g->count == g->room) { g->room = g->room ? g->room * 2 : 64; g->nodes = realloc(g->nodes, g->room * sizeof *g->nodes); }
   g->nodes[g->count++] = node;
+}
+static void keep_object(graph *g, user_object *o, unsigned count, bool move);
+void count_in_graph(void *on, atomic_int *count) {
+  capture *c = capture_of(on);
+  if (!c) return;
+  user_object *o = calloc(1, sizeof *o);
+  *o = (user_object){USER_OBJECT_MAGIC, 1, one_less, count};
+  atomic_fetch_add(count, 1);
+  pthread_mutex_lock(&lock);
+  keep_object(c->graph, o, 1, true);
+  pthread_mutex_unlock(&lock);
 }
 bool capture_node(void *on, graph_node node) {
   capture *c = capture_of(on);
