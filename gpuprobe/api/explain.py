@@ -267,19 +267,29 @@ class _Explaining:
             recording, self._endless = again, True
         return self._with_ranks(self._explained(recording), recording)
 
-    def _with_ranks(self, main: Explanation, recording: Recording) -> Explanation:
-        """The explanation of the rank with the highest peak, with a line for each other one."""
+    def _with_ranks(self, highest: Explanation, recording: Recording) -> Explanation:
+        """The explanation of the rank with the highest peak, or if it has no cause, of that whose
+        cause is the largest; with a line for each other rank.
+        """
         first = _peak_of(recording)[0].rank
-        lines, notes = [], [*self._notes]
+        notes = [*self._notes]
         self._once = True
+        ranks = {first.session.rank: highest}
         for rank in recording.ranks:
             alone = replace(recording, ranks=(rank,))
             used = any(site.device.startswith("cuda") for site in device_peaks(alone))
             if rank is not first and used:
-                other = self._explained(alone, search=False)
-                lines.append(_line_of(rank.session.rank, other, main))
+                ranks[rank.session.rank] = self._explained(alone, search=False)
         self._notes = notes
-        return replace(main, ranks=tuple(lines))
+        main = first.session.rank
+        if not highest.causes:
+            main = max(ranks, key=lambda rank: sum(one.bytes for one in ranks[rank].causes[:1]))
+        lines = (
+            _line_of(rank, other, ranks[main])
+            for rank, other in sorted(ranks.items())
+            if rank != main
+        )
+        return replace(ranks[main], ranks=tuple(lines))
 
     @property
     def _alone(self) -> tuple[str, ...]:

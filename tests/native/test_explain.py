@@ -1103,8 +1103,12 @@ torch.distributed.destroy_process_group()
 )
 
 
-def test_of_a_job_each_rank_is_explained(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(RANKS)
+@pytest.mark.parametrize("rows", ["4096", "4096 if rank else 65536"])
+def test_of_a_job_each_rank_is_explained(tmp_path: Path, rows: str) -> None:
+    """Also if the rank with the highest peak is another one than that which keeps memory."""
+    (tmp_path / "train.py").write_text(
+        RANKS.replace("loss = net(torch.randn(4096", f"loss = net(torch.randn({rows}")
+    )
     options = ("--gpu", "2xt4", "--compute", "shapes", "--max-seconds", "900")
     command = ("torchrun", "--standalone", "--nproc-per-node", "2", "train.py")
     done = gpuprobe("explain", "--json", *options, "--", *command, cwd=tmp_path)

@@ -112,7 +112,11 @@ def _verdict(estimate: Estimate) -> str:
         if estimate.fits:
             result += f" for {plural(estimate.steps, 'step')}"
             grows += f", and the GPU is full in about {estimate.steps_until_full} more"
-    return f"{several}{estimate.gpu}: {result} ({of}){grows}"
+    rank = rest = ""
+    if estimate.ranks > 1 and not estimate.by_rank:
+        rank = f"rank {estimate.rank} of {estimate.ranks} on "
+        rest = "; other ranks may need more (--rank distinct)"
+    return f"{rank}{several}{estimate.gpu}: {result} ({of}){grows}{rest}"
 
 
 def _best_change(estimate: Estimate) -> str:

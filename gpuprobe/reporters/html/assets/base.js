@@ -64,7 +64,8 @@ const NEEDS = {
   never_used_again: "never used again", never_used: "never used",
 };
 const isKind = (name) => CATEGORIES.includes(name) || name in NEEDS;
-const kindWords = (name) => NEEDS[name] ?? (name === "kv_cache" ? "KV cache" : name.replaceAll("_", " "));
+const KINDS = { kv_cache: "KV cache", autograd_detail: "backward temporary" }; // as model/memory.py
+const kindWords = (name) => NEEDS[name] ?? KINDS[name] ?? name.replaceAll("_", " ");
 function color(name) {
   return getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
 }

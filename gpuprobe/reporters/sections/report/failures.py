@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from gpuprobe.errors import ConfigError
 from gpuprobe.model.report import OutOfMemory, Report
@@ -99,7 +99,7 @@ def estimate_command(report: Report, gpu: str = "") -> str:
     the name of the GPU in the catalogue, by default that of the recorded one.
     """
     argv, world_size = report.session.argv, report.session.world_size
-    if not ended_out_of_memory(report) or not argv or not argv[0].endswith(".py"):
+    if not ended_out_of_memory(report) or not is_script(argv):
         return ""
     gpu = gpu or recorded_gpu(report)
     ranks = [f"--ranks={world_size}"] if world_size > 1 else []
@@ -109,6 +109,11 @@ def estimate_command(report: Report, gpu: str = "") -> str:
     steps = [f"--steps={reached}"] if reached > _ESTIMATED_STEPS else []  # as far as the run came
     options = ["--gpu", gpu, *steps, *ranks]
     return shlex.join(["gpuprobe", "estimate", *options, argv[0], *separator, *argv[1:]])
+
+
+def is_script(argv: Sequence[str]) -> bool:
+    """Whether a command line is that of a script, and not of a notebook's kernel."""
+    return bool(argv) and argv[0].endswith(".py") and not argv[0].endswith("kernel_launcher.py")
 
 
 def recorded_gpu(report: Report) -> str:

@@ -19,6 +19,7 @@ from gpuprobe.reporters.sections.report.failures import (
     estimate_command,
     failed_allocation,
     failed_step,
+    is_script,
     recorded_gpu,
 )
 
@@ -184,8 +185,8 @@ _EXPLAINED_ON = "h100-80gb"
 def _more(report: Report) -> str:
     """The command that shows more."""
     argv = report.session.argv
-    is_script = argv and argv[0].endswith(".py") and report.session.world_size == 1
-    if is_script and not _on_cpu(report):
+    alone = is_script(argv) and report.session.world_size == 1
+    if alone and not _on_cpu(report):
         if grows_unheld(report):
             return f"{explain_command(report)}   (searches for what holds it)"
         if isinstance(report.causes, Unavailable) and report.session.level != "trace":
@@ -208,7 +209,7 @@ def grows_unheld(report: Report) -> bool:
     cause, session = main_cause(report), report.session
     if cause is None or cause.rule != GROWTH or cause.holder is not None or _on_cpu(report):
         return False
-    return bool(session.argv) and session.argv[0].endswith(".py") and session.world_size == 1
+    return is_script(session.argv) and session.world_size == 1
 
 
 def explain_command(report: Report, gpu: str = "") -> str:
