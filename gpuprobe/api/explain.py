@@ -628,9 +628,10 @@ class _Explaining:
         if helped and all(one.rule == LATE_GRADIENTS for one in helped):
             # They come back with the next step: what is kept and saves more comes first.
             more = [one for one in others if _saved(one) > _saved(helped[0])]
-            helped = [*more, *helped]
-            others = [one for one in others if one not in more]
-        return (*helped, *others, *refuted)
+        else:
+            more = _before(helped, others)
+        others = [one for one in others if one not in more]
+        return (*more, *helped, *others, *refuted)
 
     def _cached(self, site: PeakSite, *, failed: bool) -> Iterator[MemoryCause]:
         """The causes of memory in the allocator's cache."""
@@ -913,6 +914,14 @@ def _saved(cause: MemoryCause) -> int:
     """The bytes that a remedy saves, or may save if its effect is unknown."""
     effect = cause.effect
     return cause.bytes if isinstance(effect.after, Unavailable) else effect.before - effect.after
+
+
+def _before(causes: Sequence[MemoryCause], others: Sequence[MemoryCause]) -> list[MemoryCause]:
+    """Those of ``others`` that come before ``causes``, whose remedies were tried: of memory that
+    one line makes, what holds the most is the cause, though a release of less may free the whole.
+    """
+    least = {one.made_at: one.bytes for one in causes if isinstance(one.made_at, Place)}
+    return [one for one in others if one.made_at in least and one.bytes > least[one.made_at]]
 
 
 def _kept_at(
