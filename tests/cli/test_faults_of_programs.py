@@ -283,6 +283,17 @@ def test_errors_that_end_a_program_are_shown_as_python_shows_them(
     assert run(tmp_path / "run", UNCAUGHT[name], "run", fresh=True) == bare._replace(code=code)
 
 
+def test_an_interrupted_program_did_not_fail(tmp_path: Path) -> None:
+    text = TRAINS + "train(2)\nraise KeyboardInterrupt\n"
+    run(tmp_path, text, "run", "--output", "one.gpuprobe")
+    report = subprocess.run(
+        [sys.executable, "-m", "gpuprobe", "report", "one.gpuprobe"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    assert report.stdout.count("interrupted (Ctrl-C)") == 2  # the verdict, and above the details
+    assert "failed" not in report.stdout
+
+
 def test_an_interrupted_hook_is_not_in_the_traceback(tmp_path: Path) -> None:
     """SIGINT arrives while gpuprobe's code runs: its frame is the innermost."""
     text = (

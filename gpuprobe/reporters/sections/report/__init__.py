@@ -28,9 +28,9 @@ from gpuprobe.reporters.sections.report.failures import (
     failure_sections,
 )
 from gpuprobe.reporters.sections.report.head import (
-    STATUS,
     head_section,
     main_cause,
+    status_text,
 )
 from gpuprobe.reporters.sections.report.memory import (
     fragmentation_sections,
@@ -165,7 +165,7 @@ def _devices(report: Report) -> str:
 
 def outcome(report: Report) -> str:
     """How the run ended, in a few words."""
-    return "out of memory" if ended_out_of_memory(report) else STATUS[report.recording.status]
+    return "out of memory" if ended_out_of_memory(report) else status_text(report)
 
 
 _ADVICE_OF_TORCH = " If reserved but unallocated memory is large try setting "

@@ -23,7 +23,7 @@ from gpuprobe.reporters.sections.report.failures import (
     recorded_gpu,
 )
 
-STATUS = {
+_STATUS = {
     "complete": "complete",
     "failed": "the program failed",
     "incomplete": "incomplete",
@@ -79,17 +79,25 @@ def _verdict(report: Report) -> str:
     """How the run ended, and its peak."""
     if failed_allocation(report):
         return _out_of_memory(report)
-    text = STATUS[report.recording.status]
-    error = report.recording.error
-    if error is not None:
-        interrupted = error.type == KeyboardInterrupt.__name__
-        text = "interrupted (Ctrl-C)" if interrupted else f"{text} ({error.type})"
+    text, error = status_text(report), report.recording.error
+    if error is not None and not _interrupted(report):
+        text += f" ({error.type})"
     failures = len(report.out_of_memory) + report.earlier_failures
     if failures:
         text += (
             f"; {plural(failures, 'allocation')} failed for lack of memory, and the program went on"
         )
     return f"{text}. {_peak(report)}"
+
+
+def status_text(report: Report) -> str:
+    """How the program ended, in words."""
+    return "interrupted (Ctrl-C)" if _interrupted(report) else _STATUS[report.recording.status]
+
+
+def _interrupted(report: Report) -> bool:
+    error = report.recording.error
+    return error is not None and error.type == KeyboardInterrupt.__name__
 
 
 def _peak(report: Report) -> str:
