@@ -48,18 +48,18 @@ def fill(found: Hazards, source: EventSource) -> None:
 
 def _by_line(entries: Iterable[LineEntry]) -> list[tuple[LineEntry, Place | None]]:
     """Entries with their places; those of one line, for one reason, are merged."""
-    found: dict[tuple[str, str, bool], tuple[LineEntry, Place | None]] = {}
+    merged: dict[tuple[str, str, bool], tuple[LineEntry, Place | None]] = {}
     for entry in entries:
         location = place(entry.site)
         key = (entry.reason, repr(entry.site) if location is None else str(location), entry.allowed)
-        if key not in found:
-            found[key] = replace(entry), location
+        if key not in merged:
+            merged[key] = replace(entry), location
             continue
-        same, _ = found[key]
+        same, _ = merged[key]
         same.count += entry.count
         if entry.seconds is not None:
             same.seconds = (same.seconds or 0.0) + entry.seconds
-    return list(found.values())
+    return list(merged.values())
 
 
 def _line_finding(entry: LineEntry, location: Place | None) -> Finding:

@@ -79,9 +79,9 @@ _MOST_PATHS: Final = 200
 class Blame:
     """The changes of one program."""
 
-    def __init__(self, program: SourceGraph, found: Sequence[ChangedLine]) -> None:
+    def __init__(self, program: SourceGraph, changes: Sequence[ChangedLine]) -> None:
         self.program = program
-        self._changes = self._without_renamings([c for c in found if not self._is_import(c)])
+        self._changes = self._without_renamings([c for c in changes if not self._is_import(c)])
         self._distances: dict[Node, dict[Node, int]] = {}
 
     def _is_import(self, change: ChangedLine) -> bool:

@@ -107,8 +107,8 @@ def _hazards(run: RunReading) -> Points:
 
 
 def _syncs(run: RunReading) -> int | Unavailable:
-    found = [one.count for one in run.totals.findings if one.kind == IMPLICIT_SYNC.kind]
-    return sum(found) if found else Unavailable("none was found, or hazards were not checked")
+    counts = [one.count for one in run.totals.findings if one.kind == IMPLICIT_SYNC.kind]
+    return sum(counts) if counts else Unavailable("none was found, or hazards were not checked")
 
 
 def _states(run: RunReading) -> Points:
