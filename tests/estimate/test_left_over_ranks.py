@@ -23,7 +23,8 @@ from gpuprobe.planning.peers import Peers
 from gpuprobe.planning.program import ProgramStart
 job = Peers(-1, EstimateRequest(), ProgramStart())
 print(job.meeting, flush=True)
-time.sleep(600)
+while True:  # a signal that came between Python's last look and a call is handled after the call
+    time.sleep(0.1)
 """
 
 
