@@ -212,7 +212,9 @@ class EstimatedProgram(EstimatedFunction):
             raise error
         else:
             assert isinstance(error, Exception)
-            raise self._error(measured, error) from error
+            # A size beyond any GPU is an answer, not a bug that a traceback would show.
+            cause = None if beyond_any_gpu(error) else error
+            raise self._error(measured, error) from cause
 
     def _stopped(self, measured: NativeMeasurement, steps: int, end: Enough) -> None:
         """The program was ended, after ``steps``. Raises ProgramFailed if its time was over before
