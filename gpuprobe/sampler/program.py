@@ -185,14 +185,19 @@ def python_restored() -> Iterator[None]:
         *((os, name, value) for name, value in vars(os).items() if callable(value)),
     ]
     register, get, put = threading._register_atexit, getattr, setattr  # type: ignore[attr-defined]
+    at_exit = atexit.register
     try:
         yield
     finally:
         stop()
         removed = [name for name in before if name not in modules]
+        # The interpreter waits for the threads of the module that has the name; of none, without.
+        if "threading" in removed:
+            removed.remove("threading")
+            register = at_exit
+        else:
+            register = get(modules["threading"], "_register_atexit", register)
         modules.update((name, before[name]) for name in removed)
-        # The interpreter waits for the threads of the module that has the name.
-        register = get(modules["threading"], "_register_atexit", register)
         for name in removed:
             register(modules.pop, name, None)
         for owner, name, value in own:
@@ -214,7 +219,7 @@ def _end_child(error: BaseException | None) -> NoReturn:
     elif error is not None:
         code = show(error)
     threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
+    _run_exit_functions()
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name, None)
         try:
@@ -225,6 +230,22 @@ def _end_child(error: BaseException | None) -> NoReturn:
                 _print(f"Exception ignored in: {stream!r}\n{type(failure).__name__}: {failure}\n")
             code = 120
     os._exit(code & 0xFF)
+
+
+def _run_exit_functions() -> None:
+    """Run what ``atexit`` has. Where the interpreter does, no frame is active, which Python would
+    show for the error of a function in C.
+    """
+    hook = sys.unraisablehook
+
+    def without_this_file(shown: Any) -> None:
+        trace = shown.exc_traceback
+        if trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+            shown = type(shown)((*shown[:2], None, *shown[3:]))
+        hook(shown)
+
+    sys.unraisablehook = without_this_file
+    atexit._run_exitfuncs()
 
 
 def exit_code(error: SystemExit) -> int:
