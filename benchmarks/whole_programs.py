@@ -212,13 +212,13 @@ without a race."""
 _CHANCE = re.compile(
     rb"(?m)^Exception ignored in: <(?:_io|socket)\.[^\n]*\n"
     rb"(?:[^\n]*\n){0,12}?ResourceWarning: [^\n]*\n"
-    rb"|0x[0-9a-f]{6,}|^\[?[IWE]\d{4} [\d:.]+ (?:\d+ )?|^object refcount : \d+"
+    rb"|0x[0-9a-f]{6,}|\[[IWE]\d{4} [\d:.]+ |^[IWE]\d{4} [\d:.]+ (?:\d+ )?|^object refcount : \d+"
     rb"|^ - leaked (?:instance|type|function) [^\n]*\n"
 )
 """In what is printed: addresses, times, reference counts of errors that cannot be printed, where
 the collector closes files, and which of the objects that Triton leaks at the end nanobind names
 (by address; it counts all)."""
-_TIMES = re.compile(rb"(?m)^\[[IWE]\d{4} [\d:.]+ ")
+_TIMES = re.compile(rb"(?m)\[[IWE]\d{4} [\d:.]+ ")
 """In any file, which has number 2 where stderr was closed: when torch's C++ code wrote a line."""
 _OF_TORCH = re.compile(
     rb'(?m)^((?:  \| )*)  File "[^"\n]*/site-packages/torch/[^\n]*\n(?:\1    [^\n]*\n)*'
