@@ -227,9 +227,18 @@ def _end_child(error: BaseException | None) -> NoReturn:
                 stream.flush()
         except BaseException as failure:  # noqa: BLE001 - as Python does
             if name == "stdout":
-                _print(f"Exception ignored in: {stream!r}\n{type(failure).__name__}: {failure}\n")
+                _print(_ignored(stream, failure))
             code = 120
     os._exit(code & 0xFF)
+
+
+def _ignored(stream: object, error: BaseException) -> str:
+    """What Python prints of an error in a stream that it flushes at its end."""
+    trace = error.__traceback__ and error.__traceback__.tb_next  # without the call here
+    lines = traceback.format_exception_only(error)
+    if trace is not None:
+        lines[:0] = ["Traceback (most recent call last):\n", *traceback.format_tb(trace)]
+    return f"Exception ignored in: {stream!r}\n{''.join(lines)}"
 
 
 def _run_exit_functions() -> None:

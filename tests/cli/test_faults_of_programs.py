@@ -201,6 +201,13 @@ STREAMS_AND_CODES: Final = {
         "import atexit, os, sys\natexit.register(sys.exit, 21)\n"
         "if os.fork(): print(os.wait()[1] >> 8, flush=True); os._exit(0)"
     ),
+    "a child's stdout cannot be flushed": (
+        "import os, sys\nclass Own:\n"
+        "    def flush(self): raise RuntimeError('no')\n"
+        "    def __repr__(self): return 'own'\n"
+        "sys.stdout = Own()\n"
+        "if os.fork(): os.write(1, str(os.wait()[1] >> 8).encode()); os._exit(0)"
+    ),
     "a thread waits, and its module is removed": (
         "import json, sys, threading\nstopping = threading.Event()\n"
         "def work(): stopping.wait(60); open('stopped', 'w')\n"
