@@ -88,6 +88,8 @@ _LIMITS: tuple[tuple[tuple[int, int], ...], ...] = (
 )
 
 
+_LIMIT_FILES = ("limits_its_files", "is_ended_by_a_large_file", "lets_large_files_end_it")
+"""Parts that limit how large a file may be, stderr among them."""
 _FLAGS = ((), (), ("-O",), ("-X", "dev"), ("-W", "error"), ("-B",), ("-u",), ("-I",), ("-P",))
 """Options of interpreters."""
 
@@ -149,7 +151,7 @@ def drawn(seed: int) -> Plan:
             choose.choice(_LIMITS),
             choose.choice((0o22, 0o22, 0, 0o77, 0o777)),
         )
-    if any(part.name == "limits_its_files" for part in parts) and launch.stderr == "file":
+    if any(part.name in _LIMIT_FILES for part in parts) and launch.stderr == "file":
         launch = launch._replace(stderr="pipe")  # gpuprobe's own lines take room in a limited file
     teardown = seed % 10 == 0 or any(part.teardown for part in parts)
     started = seed % 400 == 0 or any(part.started for part in parts)
