@@ -253,6 +253,8 @@ _DEPTHS = frozenset(
     )
 )
 """What observes how deep a forward pass may recurse, which is documented for level ``trace``."""
+_FORGETS = "forgets_what_was_registered_for_the_exit@start"
+"""Torch's exit functions too, if it is imported already: ``--hazards`` does that."""
 _DEEP_AND_STRICT = ("recurses_through_modules", "makes_warnings_errors")
 """Both observe it: torch warns of hooks that fail where the stack ends."""
 _DOCUMENTED_CODES = ((1, 5), (-2, 130), (-2, 120))
@@ -536,6 +538,8 @@ def main() -> int:
             names = watchers if each else [watchers[plan.seed % len(watchers)]]
             if _observes_depth(plan.words):
                 names = [name for name in names if "trace" not in name]
+            if _FORGETS in plan.words:
+                names = [name for name in names if "hazards" not in name]
             ran.update(names)
             for name, text in changes(runs, plan, names).items():
                 counts[name] += 1

@@ -208,6 +208,9 @@ STREAMS_AND_CODES: Final = {
         "sys.stdout = Own()\n"
         "if os.fork(): os.write(1, str(os.wait()[1] >> 8).encode()); os._exit(0)"
     ),
+    "modules with exit functions": (
+        "import sys; print('multiprocessing.util' in sys.modules, 'torch' in sys.modules)"
+    ),
     "a thread waits, and its module is removed": (
         "import json, sys, threading\nstopping = threading.Event()\n"
         "def work(): stopping.wait(60); open('stopped', 'w')\n"
