@@ -358,6 +358,8 @@ class _KeptBy(NamedTuple):
     """By traced step that made a part, of how many blocks."""
     sizes: list[int]
     """The elements of the container as the program ran."""
+    searched: int | None
+    """The step after which the program was last searched; None if that is unknown."""
     events: dict[str, list[int]]
     """By trace, the allocations."""
 
@@ -384,7 +386,8 @@ def _kept(rank: RankRecording) -> list[_KeptBy]:
             holder = rows.holder
             key = holder.root, holder.name, holder.function, holder.kept
             sizes = [size for _, size in rows.sizes]
-            kept = found.setdefault(key, _KeptBy(holder, {}, sizes, {}))
+            searched = rows.sizes[-1][0] if rows.sizes else None
+            kept = found.setdefault(key, _KeptBy(holder, {}, sizes, searched, {}))
             if rows.events and name in step_of:
                 step = step_of[name]
                 kept.events.setdefault(name, []).extend(rows.events)
@@ -438,8 +441,11 @@ def kept_causes(site: PeakSite, known: Sequence[MemoryCause]) -> Iterator[Memory
             continue
         if _is_used(site.rank, site.device, one):
             continue
+        count = len(site.rank.steps)
+        early = one.searched is not None and one.searched + 1 < count
+        when = f" (last searched after step {one.searched}, of {count} steps)" if early else ""
         sentence = (
-            f"{kept_in(holder)} grows with the steps, and nothing uses what it keeps: "
+            f"{kept_in(holder)} grows with the steps{when}, and nothing uses what it keeps: "
             f"{holder.contents} of the traced steps"
         )
         answer = Answer(GROWTH, sentence, *_keep_none(holder))

@@ -51,9 +51,9 @@ def of_names(live: LiveMemory, rows: Collection[int], word: str = " of ") -> str
 
 
 def for_variable(live: LiveMemory, row: int) -> str:
-    """`` for the variable messages``: the one that a row is computed for; "" if it is unknown."""
+    """`` computed for the variable messages``, which may be smaller; "" if it is unknown."""
     name = live.variable(live.frames(row))
-    return f" for the variable {name}" if name else ""
+    return f" computed for the variable {name}" if name else ""
 
 
 def saved_by(live: LiveMemory, rows: Collection[int]) -> str:

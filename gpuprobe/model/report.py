@@ -336,6 +336,28 @@ class OutOfMemory:
     fits_with: tuple[str, ...] | Unavailable
     sentences: tuple[str, ...]
 
+    @property
+    def nearly_full(self) -> bool:
+        """Whether allocator settings gain little: see `is_nearly_full`."""
+        if isinstance(self.could_use, Unavailable):
+            return False
+        return is_nearly_full(self.allocated, self.asked, self.could_use)
+
+
+def is_nearly_full(allocated: int, asked: int, could_use: int) -> bool:
+    """Whether a GPU on which a request of ``asked`` bytes failed is full but for a small rest:
+    less than any layout leaves unused, or than a second such request would need.
+    """
+    part = allocated / could_use if could_use else 1
+    return part >= _NEARLY_FULL or (
+        part >= _ALMOST_NEARLY_FULL and could_use - allocated < 2 * asked
+    )
+
+
+_NEARLY_FULL = 0.98
+_ALMOST_NEARLY_FULL = 0.9
+"""Of the memory that torch could use. From the second on, it depends on the request."""
+
 
 # -- time, and what is not the tensors'
 

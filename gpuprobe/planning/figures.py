@@ -250,9 +250,8 @@ def _assume(run: EngineRun, fit: DeviceFit, growing: int, room: int) -> None:
         )
     if run.ranks > 1:
         run.assume(
-            f"that reserved memory is within {_RANK_UNCERTAINTY:.0%}: sharded training divides it "
-            "among several streams, and which blocks one of them can reuse depends on the versions "
-            "of torch and its libraries"
+            f"that reserved memory is within {_RANK_UNCERTAINTY:.0%}: which blocks the streams of "
+            "a distributed job can reuse depends on the versions of torch and its libraries"
         )
     for text in run.unused_assumptions:
         run.assume(f"--assume {text} was not used: that line needs no value")

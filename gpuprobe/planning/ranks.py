@@ -100,7 +100,12 @@ def separated(found: dict[int, Estimate], classes: RankClasses) -> Estimate:
             rows[row.rank] = row
             unlike = (
                 f"ranks {before.rank} and {row.rank} hold equal shards and send alike, but need "
-                f"different memory: what ranks {ranges(alike)} need is unknown but for these two"
+                f"different memory: "
+                + (
+                    f"what ranks {ranges(alike)} need is unknown but for these two"
+                    if len(alike) > 2
+                    else "both were estimated"
+                )
             )
     text = unlike or (
         "ranks that hold equal shards and are the same stage of a pipeline need the same memory"

@@ -107,6 +107,21 @@ def test_a_gpu_with_a_rest_too_small_for_anything_is_nearly_full() -> None:
     )
 
 
+def test_a_gpu_without_room_for_a_second_such_request_is_nearly_full() -> None:
+    """Settings that join the holes would only move the failure to the next request."""
+    sim = Simulator(AllocatorSettings(), SimulatedDriver(1000 * MIB, "ascending"))
+    recorder = TraceRecorder(sim)
+    blocks = [sim.malloc(size * MIB) for size in (*([20] * 48), 25)]
+    assert all(blocks)
+    sim.free(blocks[0])
+    assert sim.malloc(4 * MIB) is not None  # keeps the segment of 20 MiB
+    assert sim.malloc(30 * MIB) is None
+    report = only(oom_reports(recorder.trace()))
+    assert (report.allocated, report.could_use) == (970 * MIB, 1000 * MIB)
+    assert report.sentences[0].startswith("Out of memory: the GPU is nearly full. With 970.0 MiB")
+    assert "the other 30.0 MiB were in pieces that are too small for" in report.sentences[0]
+
+
 def test_private_pools_are_counted_apart() -> None:
     sim = Simulator(AllocatorSettings(), SimulatedDriver(64 * MIB, "ascending"))
     recorder = TraceRecorder(sim, [(0, 0), (0, 1)])

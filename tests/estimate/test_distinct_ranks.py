@@ -178,6 +178,11 @@ def test_ranks_that_only_seem_alike_are_named() -> None:
     assert "what ranks 0-3 need is unknown" in found.assumed[-1]
 
 
+def test_of_two_unlike_ranks_nothing_is_unknown() -> None:
+    found = separated({0: estimate(0, 7), 1: estimate(1, 9)}, RankClasses(2))
+    assert found.assumed[-1].endswith("but need different memory: both were estimated")
+
+
 def test_another_word_for_ranks() -> None:
     with pytest.raises(UsageError, match="unknown ranks 'all'"):
         EstimateRequest(ranks=4, rank="all").check()

@@ -71,6 +71,26 @@ def races(name: str, text: str) -> list[Any]:
     return found
 
 
+def test_a_read_in_a_comprehension_waits_for_its_stream_only() -> None:
+    """The names of both streams are those of the frame around it; a wait for the device would seem
+    to order what follows, too.
+    """
+    text = textwrap.dedent("""\
+        weights = [torch.randn(64, 64, device="cuda") for _ in range(2)]
+        side = cuda.Stream()
+        with cuda.stream(side):
+            norms = [p.norm() for p in weights]
+        total = torch.stack(norms).sum()
+        cuda.synchronize()
+    """)
+    first, second = races("norms_on_a_side_stream", text)
+    assert "side.wait_stream(" in first.fix.code
+    assert "cuda.current_stream().wait_stream(side)" in second.fix.code
+    insertions = [*first.fix.insertions, *second.fix.insertions]
+    mended = "".join(applied(text.splitlines(keepends=True), insertions))
+    assert not races("norms_on_a_side_stream", mended)
+
+
 @pytest.mark.parametrize(("name", "text"), list(programs()), ids=lambda value: value[:60])
 def test_the_printed_change_ends_the_race(name: str, text: str) -> None:
     found = races(name, text)

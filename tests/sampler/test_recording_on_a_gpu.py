@@ -9,6 +9,9 @@ import pytest
 import torch
 
 import gpuprobe
+from gpuprobe.reporters.sections.report import report_sections
+from gpuprobe.reporters.terminal import Style
+from gpuprobe.reporters.text.draw import lines
 from gpuprobe.torch_support.version import installed
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.simulated]
@@ -105,6 +108,63 @@ def test_running_out_of_memory_says_what_would_have_fitted(tmp_path: Path) -> No
     assert verdict.startswith("Out of memory, but the GPU is not full: the 8.0 GiB requested at")
     assert fits.startswith("Replayed with ")
     assert fits.endswith("; whether the rest of the run fits is unknown.")
+
+
+def test_settings_are_not_the_fix_of_a_gpu_that_is_nearly_full(tmp_path: Path) -> None:
+    """With them the next request would fail."""
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(500 * MIB // 4, device="cuda"))
+
+        def forward(self) -> torch.Tensor:
+            large, small = self.weight, self.weight[: 9 * MIB // 4]
+            for _ in range(19):
+                large = large.tanh()
+            for _ in range(476):  # 20 MiB segments with 2 MiB to spare
+                small = small.tanh()
+            return large[: 300 * MIB // 4].tanh()
+
+    def run() -> None:
+        with gpuprobe.record(tmp_path / "run", level="trace") as recorder, recorder.step():
+            Model()()
+
+    wanted = pytest.raises(torch.OutOfMemoryError, match="Tried to allocate 300")
+    with gpuprobe.virtual_gpu("t4", "shapes"), wanted:
+        run()
+    report = gpuprobe.report(tmp_path / "run")
+    (failure,) = report["out_of_memory"]
+    assert any("expandable_segments" in change for change in failure["fits_with"])
+    assert failure["sentences"][0].startswith("Out of memory: the GPU is nearly full. With 13.9")
+    head = next(part for part in report_sections(report.summary) if part.name == "head")
+    words = " ".join("\n".join(lines([head], Style())).split())
+    assert " fix Use activation checkpointing " in words, words
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in words
+
+
+def test_what_grows_says_when_it_was_searched(tmp_path: Path) -> None:
+    """After 4, 8, … steps; at the end of the program the list is gone."""
+
+    def train(recorder: Any) -> None:
+        history = []
+        model = torch.nn.Linear(64, 1).cuda()
+        for _ in range(10):
+            loss = model(torch.randn(1 << 18, 64, device="cuda")).mean()
+            loss.backward()
+            model.zero_grad()
+            with recorder.step():
+                history.append(loss)
+
+    run = gpuprobe.record(tmp_path / "run", level="trace", trace_steps="all")
+    with gpuprobe.virtual_gpu("t4"), run as recorder:
+        train(recorder)
+    report = gpuprobe.report(gpuprobe.load(tmp_path / "run"))
+    (cause,) = report["causes"]
+    assert cause["sentence"].startswith(
+        "history (a list of 8 in train) grows with the steps (last searched after step 7, of 10 "
+        "steps), and nothing uses what it keeps: "
+    )
 
 
 @pytest.mark.parametrize("steps", ["all", "1"])

@@ -14,6 +14,7 @@ from gpuprobe.analysis.trace.segments_at import layout_at
 from gpuprobe.model.actions import OOM
 from gpuprobe.model.memory import Category
 from gpuprobe.model.place import SourceLine
+from gpuprobe.model.report import is_nearly_full
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
 from gpuprobe.model.values import ReadStatus, Unavailable
@@ -22,10 +23,6 @@ from gpuprobe.user_frames import Lines
 WhatIf = Callable[[MemoryTrace, int], Iterable[tuple[str, bool]] | Unavailable]
 """(trace, event) -> the tested settings, and whether the allocation would have fitted."""
 
-
-_NEARLY_FULL = 0.98
-"""The part of the available memory from which tensors fill a GPU: what is left is less than a
-layout can be expected to leave unused."""
 
 _MOST_SETTINGS = 3
 
@@ -258,12 +255,12 @@ def _verdict(report: OomReport) -> str:
             f"{request} are {human_bytes(report.shortfall)} more than the {available} that torch "
             "could use."
         )
-    if report.allocated >= _NEARLY_FULL * could_use:
+    if is_nearly_full(report.allocated, report.asked, could_use):
         return (
             f"Out of memory: the GPU is nearly full. With {human_bytes(report.allocated)} "
             f"allocated of the {available} that torch could use, the other "
-            f"{human_bytes(could_use - report.allocated)} were in pieces that are too small for "
-            f"the {request}."
+            f"{human_bytes(could_use - report.allocated)} were {_where_rest_is(report)} the "
+            f"{request}."
         )
     return (
         f"Out of memory, but the GPU is not full: the {request} failed with "
@@ -271,6 +268,14 @@ def _verdict(report: OomReport) -> str:
         "free memory was in pieces that are too small, or reserved for other pools or streams, or "
         "beyond a limit that the program has set."
     )
+
+
+def _where_rest_is(report: OomReport) -> str:
+    """Why a request could not use what was free: the words before its name."""
+    largest = report.largest_hole
+    if not isinstance(largest, Unavailable) and largest < report.asked:
+        return "in pieces that are too small for"
+    return "in pieces that are too small, or reserved for other pools or streams than"
 
 
 def _settings(names: Iterable[str]) -> str:

@@ -58,6 +58,8 @@ Log: TypeAlias = Iterable[tuple[int, Event]]
 _EVENT: Final = 1 << 62  # of a repair: a number that no event of the program has
 _EVENT_NAME: Final = "done"
 _CURRENT: Final = "torch.cuda.current_stream()"
+_PARTS_OF_A_STATEMENT: Final = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
+"""Frames that run within a statement of the next one, which has the names that are valid there."""
 
 
 @dataclass(frozen=True)
@@ -597,8 +599,10 @@ def _wait_by_name(race: Race, waiter: int, source: int) -> Insertion | None:
     crossed: str | None = ""  # the stream of a block between this place and the access
     blocks = list(context.blocks)
     for scope in context.scopes:
+        if scope.code.co_name in _PARTS_OF_A_STATEMENT:
+            continue
         found = statement(scope.file, scope.line)
-        if found is None or scope.code.co_name.startswith("<l"):
+        if found is None or scope.code.co_name == "<lambda>":
             return None  # a lambda does not run where its statement is
         cuda = torch_name(scope.file)
         current = f"{cuda}.current_stream()"

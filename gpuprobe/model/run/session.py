@@ -251,8 +251,8 @@ class LaterUses:
 class HeldRows:
     """Blocks that were alive at the end of ``trace``, that no later step has used, and that
     ``holder`` held when a step, or the program, ended: rows of the events of the trace, and of its
-    baseline. ``sizes``: after so many steps, how many elements the outermost container on the path
-    had.
+    baseline. ``sizes``: by the step after which it was searched, how many elements the outermost
+    container on the path had.
     """
 
     trace: str

@@ -220,7 +220,10 @@ def too_large(cost: Cost, peak: int) -> str:
     """
     memory = affordable_memory()
     if peak > memory:
-        return f"its tensors need {human_bytes(peak)}, more than {human_bytes(memory)}"
+        return (
+            f"its tensors need {human_bytes(peak)}, and this machine computes at most "
+            f"{human_bytes(memory)}"
+        )
     if cost.operations > OPERATIONS:
         return (
             f"it needs {cost.operations:.1e} floating-point operations, about "

@@ -141,8 +141,9 @@ def _without_cause(report: Report) -> tuple[str, str, str]:
     saves = "" if first is None else first.saves or "not tried"
     if failed_allocation(report) and report.out_of_memory:
         failure = report.out_of_memory[-1]
-        if not isinstance(failure.fits_with, Unavailable) and failure.fits_with:
-            best = min(failure.fits_with, key=lambda text: text.count(","))
+        fits = () if isinstance(failure.fits_with, Unavailable) else failure.fits_with
+        if fits and not (failure.nearly_full and fix):
+            best = min(fits, key=lambda text: text.count(","))
             fix = f"PYTORCH_CUDA_ALLOC_CONF={best}"
             saves = (
                 "replayed: with this setting no allocation of the trace fails; whether the rest "
