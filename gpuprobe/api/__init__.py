@@ -14,4 +14,10 @@ def _draw(value: object) -> str:
     return html_of(value)
 
 
-draw_with(_draw)
+def _write(value: object) -> str:
+    from gpuprobe.api.views import text_of
+
+    return text_of(value)
+
+
+draw_with(_draw, _write)

@@ -238,6 +238,25 @@ def html_of(value: Any) -> str:
         return notebook.of_error(error)
 
 
+def text_of(value: Any) -> str:
+    """The same as text for IPython in a terminal, without a curve; "" for results that have none.
+    For a recording that cannot be read, the error.
+    """
+    from gpuprobe.api.recordings import ReportDocument
+    from gpuprobe.model.run.recording import Recording
+    from gpuprobe.recording.summary import summarize
+    from gpuprobe.reporters.sections.results import sections_of
+    from gpuprobe.reporters.terminal import Style
+    from gpuprobe.reporters.text.draw import lines
+
+    try:
+        if isinstance(value, (ReportDocument, Recording)):
+            value = value.summary if isinstance(value, ReportDocument) else summarize(value)
+        return "\n".join(lines(sections_of(value), Style()))
+    except GpuprobeError as error:
+        return str(error)
+
+
 def annotation_service(text: str) -> tuple[str | None, str]:
     """The service of ``github``, ``gitlab``, ``gitlab=FILE`` or ``auto`` (None if no service is
     detected), and the file for GitLab. Raises UsageError for other values.

@@ -10,6 +10,7 @@ enough that sums of a few billion of them stay finite as floats and dates stay i
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -173,18 +174,33 @@ class Peak:
 
 
 _draw: Callable[[object], str] | None = None
+_write: Callable[[object], str] | None = None
 
 
-def draw_with(draw: Callable[[object], str]) -> None:
-    """Have ``draw`` make the HTML of every `Displayed` object."""
-    global _draw
-    _draw = draw
+def draw_with(draw: Callable[[object], str], write: Callable[[object], str]) -> None:
+    """Have ``draw`` make the HTML of every `Displayed` object, and ``write`` its text."""
+    global _draw, _write
+    _draw, _write = draw, write
 
 
 class Displayed:
-    """A result that IPython shows as HTML, or as its ``repr`` without a drawing function."""
+    """A result that notebooks show as HTML and IPython in a terminal as text; as its ``repr``
+    without a function for that.
+    """
 
     __slots__ = ()
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        # IPython prefers the ``__repr__`` of a class to what its bases have.
+        cls._repr_pretty_ = Displayed._repr_pretty_  # type: ignore[method-assign]
+
     def _repr_html_(self) -> str | None:
         return None if _draw is None else _draw(self)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+        has_page = shell is None or hasattr(shell, "kernel")  # whose front end shows the HTML
+        inside = len(printer.stack) > 1  # of a list, for example
+        text = "" if has_page or inside or _write is None else _write(self)
+        printer.text(text or repr(self))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import nbclient
@@ -159,6 +161,36 @@ def test_every_result_has_a_short_repr_and_a_page(tmp_path: Path) -> None:
 
     found.ranks = ()  # cannot be read
     assert "DataError" in found._repr_html_()
+
+
+_IN_A_TERMINAL = """
+from IPython.terminal.interactiveshell import TerminalInteractiveShell
+shell = TerminalInteractiveShell.instance(colors="nocolor")
+for cell in (
+    "%load_ext gpuprobe",
+    "%%gpuprobe hazards --gpu t4\\nimport torch\\nside = torch.cuda.Stream()\\n"
+    "weight = torch.randn(64, 64, device='cuda')\\n"
+    "with torch.cuda.stream(side):\\n    total = weight.sum()",
+    "%%gpuprobe record --gpu t4\\nfor _ in range(3):\\n    with rec.step():\\n"
+    "        kept = torch.zeros(1 << 20, device='cuda')",
+    "import gpuprobe\\ngpuprobe.report(_3)",
+    "[_2]",
+):
+    shell.run_cell(cell, store_history=True)
+"""
+
+
+def test_ipython_in_a_terminal_shows_text() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _IN_A_TERMINAL], capture_output=True, text=True, check=True
+    )
+    hazards, recording, report, inside = re.split(r"Out\[\d\]: ", done.stdout)[1:]
+    assert "GP201 read-after-write  In [2]:6" in hazards
+    assert "side.wait_stream(torch.cuda.current_stream())" in hazards
+    for text in (recording, report):
+        assert "verdict complete. Peak 8.0 MiB on cuda:0" in text
+        assert "Lines at the peak" in text
+    assert inside.startswith("[<hazards: 1 race")
 
 
 def test_without_a_drawing_function_there_is_no_page(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,16 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from gpuprobe.allocator.results import ReplayResult
 from gpuprobe.analysis.baseline.model import CheckResult
 from gpuprobe.analysis.compare.diff import Diff
 from gpuprobe.analysis.inspection.tracks import Track
-from gpuprobe.hazards.findings.results import Hazards
-from gpuprobe.model.findings import Finding
 from gpuprobe.model.machine.devices import Device, Inventory
 from gpuprobe.model.memory import Category
-from gpuprobe.model.plans.estimate import Estimate
-from gpuprobe.model.plans.fit import Fit
 from gpuprobe.model.report import Report
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Reading, Unavailable
@@ -28,18 +23,14 @@ from gpuprobe.reporters.html.markup import Markup, el
 from gpuprobe.reporters.html.markup import Part as Content
 from gpuprobe.reporters.html.report import asset
 from gpuprobe.reporters.sections.check import check_sections
-from gpuprobe.reporters.sections.diff import caution_section, compiled_section, peak_sections
-from gpuprobe.reporters.sections.hazards import finding_section, hazard_sections
 from gpuprobe.reporters.sections.parts import Column, Row, Section, Table, cell, plural
-from gpuprobe.reporters.sections.plans import estimate_sections, fit_sections
-from gpuprobe.reporters.sections.replay import replay_sections
 from gpuprobe.reporters.sections.report import facts, outcome, report_sections
 from gpuprobe.reporters.sections.report.memory import causes_section
+from gpuprobe.reporters.sections.results import ROWS, diff_sections, sections_of
 from gpuprobe.reporters.text.info import headline, verdict
 
 T = TypeVar("T")
 
-_ROWS = 8
 _POINTS = 600
 _WIDTH, _HEIGHT = 1000, 130
 
@@ -49,8 +40,8 @@ class _Plain(Drawing):
 
     def table(self, table: Table) -> Markup:
         shown = [column.title for column in table.columns]
-        rows = [self._row(table.columns, row) for row in table.rows[:_ROWS]]
-        left = len(table.rows) - _ROWS
+        rows = [self._row(table.columns, row) for row in table.rows[:ROWS]]
+        left = len(table.rows) - ROWS
         if left > 0:
             rows.append(el("tr", el("td", f"and {plural(left, 'more row')}", colspan=len(shown))))
         head = [
@@ -116,11 +107,7 @@ def of_diff(diff: Diff) -> Markup:
         el("p", f"{diff.before} → {diff.after}", class_="note"),
         [
             draw.figure(section) if section.figure else draw.titled(section)
-            for section in (
-                *peak_sections(diff, ("line", "category"), _ROWS),
-                *compiled_section(diff, _ROWS),
-                *caution_section(diff.cautions),
-            )
+            for section in diff_sections(diff)
         ],
     )
 
@@ -128,7 +115,7 @@ def of_diff(diff: Diff) -> Markup:
 def of_check(result: CheckResult) -> Markup:
     """The verdict and the lines that grew."""
     draw = _Plain()
-    first, *rest = check_sections(result, _ROWS)
+    first, *rest = check_sections(result, ROWS)
     return _fragment(
         el(
             "div",
@@ -153,23 +140,16 @@ def of_result(value: object) -> Markup:
         return of_diff(value)
     if isinstance(value, CheckResult):
         return of_check(value)
-    if isinstance(value, Estimate):
-        return _of_sections(estimate_sections(value))
-    if isinstance(value, Fit):
-        return _of_sections(fit_sections(value))
-    if isinstance(value, Hazards):
-        return _of_sections(hazard_sections(value))
-    if isinstance(value, ReplayResult):
-        return _of_sections(replay_sections(value))
-    if isinstance(value, Finding):
-        return _of_sections([finding_section(value)])
     if isinstance(value, Inventory):
         return _fragment(
             el("h4", headline(value)), el("p", verdict(value)[1]), _devices(value.devices)
         )
     if isinstance(value, Device):
         return _fragment(_devices([value]))
-    raise TypeError(f"{type(value).__name__} has no HTML form")
+    sections = sections_of(value)
+    if not sections:
+        raise TypeError(f"{type(value).__name__} has no HTML form")
+    return _of_sections(sections)
 
 
 def _of_sections(sections: Iterable[Section]) -> Markup:
