@@ -774,6 +774,23 @@ def test_logits_that_dominate_are_no_activations_of_layers(
 
 
 @pytest.mark.simulated
+def test_the_advice_for_a_loss_that_memory_runs_out_in(tmp_path: Path) -> None:
+    """No backward pass has used anything yet."""
+    path = tmp_path / "run.gpuprobe"
+    with (
+        gpuprobe.virtual_gpu("t4", compute="shapes"),
+        gpuprobe.record(path, level="trace", trace_steps="all"),
+        pytest.raises(torch.cuda.OutOfMemoryError, match=r"allocate 8\.00 GiB"),
+    ):
+        net = nn.Sequential(nn.Linear(1024, 1024), nn.GELU(), nn.Linear(1024, 131072)).cuda()
+        targets = torch.zeros(16384, dtype=torch.int64, device="cuda")
+        F.cross_entropy(net(numbers(16384, 1024)), targets)
+    found = [advice["id"] for advice in gpuprobe.report(path)["advice"]]
+    assert "chunked-loss" in found
+    assert "checkpoint" not in found
+
+
+@pytest.mark.simulated
 @pytest.mark.parametrize("width", [8, 4096])
 def test_workspaces_that_dominate_are_set_by_their_setting(tmp_path: Path, width: int) -> None:
     path = tmp_path / "run.gpuprobe"
