@@ -15,7 +15,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -85,7 +86,7 @@ from gpuprobe.model.actions import OOM
 from gpuprobe.model.causes import Bound, Certainty, Effect, Explanation, MemoryCause, RunEnd
 from gpuprobe.model.io.codec import from_plain
 from gpuprobe.model.io.files import read_regular
-from gpuprobe.model.place import Place
+from gpuprobe.model.place import NoPlace, Place
 from gpuprobe.model.run.holders import Holder, HolderRoot
 from gpuprobe.model.run.recording import Recording
 from gpuprobe.model.run.session import JOB_OF_ONE, ProgramError, SessionEnd
@@ -339,7 +340,10 @@ class _Explaining:
         if not failed:
             causes = (*causes, *kept_causes(site, causes))
             causes = causes or tuple(growth_cause(site, self._growth(site), None))
-        ranked = _ranked(causes, list(self._cached(site, failed=failed)), self._less_reserved)
+        cached = list(self._cached(site, failed=failed))
+        rules = {one.rule for one in causes}
+        smaller = _made_smaller(one for one in chosen if one.answer.rule in rules)
+        ranked = _ranked(causes, cached, self._less_reserved, smaller)
         reserved = site.reserved
         index = int(site.device.partition(":")[2] or 0)
         return Explanation(
@@ -830,11 +834,13 @@ def _ranked(
     causes: Sequence[MemoryCause],
     cached: Sequence[MemoryCause],
     less_reserved: Mapping[str, int],
+    smaller: Collection[Place | NoPlace],
 ) -> tuple[MemoryCause, ...]:
     """All causes, those of cached memory first if it is more than the others save.
     ``less_reserved``: by patch, the reserved bytes that a remedy saves; what it frees in time is no
     free block of the cache, either, unless its own memory is little of that. Where a tensor grows,
-    that is why the cache has free blocks of many sizes.
+    that is why the cache has free blocks of many sizes; and of a line whose memory is ``smaller``
+    with a remedy, the free blocks are, too.
     """
     most = max(
         (
@@ -844,8 +850,23 @@ def _ranked(
         default=0,
     )
     grown = any(one.rule == GROWN for one in causes)
-    first = [one for one in cached if _saved(one) > most and not (grown and one.rule == FRAGMENTS)]
+    first = [
+        one
+        for one in cached
+        if _saved(one) > most and not (one.rule == FRAGMENTS and (grown or one.made_at in smaller))
+    ]
     return (*first, *causes, *(one for one in cached if one not in first))
+
+
+def _made_smaller(diagnosed: Iterable[Diagnosed]) -> set[Place | NoPlace]:
+    """The lines that allocate most of the memory that a remedy makes smaller."""
+    found: set[Place | NoPlace] = set()
+    for one in diagnosed:
+        sizes: Counter[Place | NoPlace] = Counter()
+        for block in one.group.blocks if isinstance(one.replay, Smaller) else ():
+            sizes[block.made_at] += block.bytes
+        found |= {line for line, size in sizes.items() if 2 * size > one.group.bytes}
+    return found
 
 
 def _end_of(recording: Recording) -> SessionEnd | None:
@@ -918,10 +939,17 @@ def _saved(cause: MemoryCause) -> int:
 
 def _before(causes: Sequence[MemoryCause], others: Sequence[MemoryCause]) -> list[MemoryCause]:
     """Those of ``others`` that come before ``causes``, whose remedies were tried: of memory that
-    one line makes, what holds the most is the cause, though a release of less may free the whole.
+    one line makes, what holds the most is the cause, though a release of less may free the whole;
+    of as much, what saves more.
     """
-    least = {one.made_at: one.bytes for one in causes if isinstance(one.made_at, Place)}
-    return [one for one in others if one.made_at in least and one.bytes > least[one.made_at]]
+    least = {
+        one.made_at: (one.bytes, _saved(one)) for one in causes if isinstance(one.made_at, Place)
+    }
+    return [
+        one
+        for one in others
+        if one.made_at in least and (one.bytes, _saved(one)) > least[one.made_at]
+    ]
 
 
 def _kept_at(

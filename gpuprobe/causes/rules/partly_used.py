@@ -4,7 +4,7 @@ sequence for its last token, a data set on the GPU.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from gpuprobe.causes.answer import Answer, EditKind
@@ -37,7 +37,11 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
     whole = [row for row in partly if _stays(live, row)]
     if whole:
         yield _data_set(live, whole)
-    now = [row for row in partly if row not in whole and live.lives.last[row] >= live.now]
+    now = [
+        row
+        for row in partly
+        if row not in whole and (live.lives.last[row] >= live.now or live.lives.used_later(row))
+    ]
     new = [row for row in now if live.now - live.lives.made[row] <= _SOON]
     old = [row for row in now if row not in new]
     if new and not live.bytes_of(old) > live.bytes_of(new):
@@ -66,19 +70,36 @@ def _sizes(live: LiveMemory, rows: list[int]) -> dict[int, int]:
     return {row: read[row] for row in live.alike(rows) if read[row]}
 
 
-def _read(live: LiveMemory) -> list[int]:
+def _read(live: LiveMemory) -> Mapping[int, int]:
     """The bytes of each row that operators read. Of a row from which they only select by indices,
     that is what they make: which elements, a trace does not have. A buffer that was allocated on
     the GPU, and that the program writes into, is there to be selected from: its column counts.
     """
-    read = list(live.column("read"))
+    read = dict(enumerate(live.column("read")))
     for row, products in live.products.items():
         if not (live.is_temporary(row) or _moved(live, row)):
             continue
         names = {live.text("made_name", one) for one in products}
         if names <= _SELECTING and live.text("last_name", row) in _SELECTING:
             read[row] = min(read[row], sum(live.ledger.requested[one] for one in products))
-    return read
+    return {**read, **_read_later(live, read)}
+
+
+def _read_later(live: LiveMemory, read: Mapping[int, int]) -> Mapping[int, int]:
+    """The bytes that a later step reads of rows that this one only makes: as many as this one reads
+    of those that the same code made in the step before.
+    """
+    before = live.lives.operator_at(-1)
+    read_here: dict[object, int] = {}
+    for row in live.rows:
+        if row >= live.ledger.made and live.lives.first[row] > before:
+            kind = live.kinds[row], live.ledger.requested[row]
+            read_here[kind] = max(read[row], read_here.get(kind, 0))
+    return {
+        row: read_here.get((live.kinds[row], live.ledger.requested[row]), 0)
+        for row in (live.rows if read_here else ())
+        if row < live.ledger.made and not live.lives.last[row] and live.lives.used_later(row)
+    }
 
 
 def _moved(live: LiveMemory, row: int) -> bool:
@@ -126,7 +147,7 @@ def _kept_by_views(live: LiveMemory, rows: list[int]) -> Excess:
     return _excess(live, rows, answer, Bound.OR_MORE)  # the base is there until it is cloned
 
 
-def _selected(live: LiveMemory, read: Sequence[int]) -> list[int]:
+def _selected(live: LiveMemory, read: Mapping[int, int]) -> list[int]:
     """The temporaries of which all that is made is a part, selected by indices."""
     requested = live.ledger.requested
     return [
@@ -138,7 +159,7 @@ def _selected(live: LiveMemory, read: Sequence[int]) -> list[int]:
     ]
 
 
-def _gradients_in_whole(live: LiveMemory, read: Sequence[int]) -> Iterator[Excess]:
+def _gradients_in_whole(live: LiveMemory, read: Mapping[int, int]) -> Iterator[Excess]:
     """Gradients of tensors of which only a part was selected by indices: zeros, but for that."""
     requested = live.ledger.requested
     selected = [row for row in _selected(live, read) if live.text("last_name", row) in _SELECTING]
@@ -217,7 +238,7 @@ def _rows_thrown_away(live: LiveMemory) -> Iterator[Excess]:
         return
 
 
-def _selected_late(live: LiveMemory, read: Sequence[int]) -> Iterator[Excess]:
+def _selected_late(live: LiveMemory, read: Mapping[int, int]) -> Iterator[Excess]:
     """What is computed element by element or row by row, only to select rows of the result by
     indices.
     """

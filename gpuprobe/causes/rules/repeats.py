@@ -22,6 +22,8 @@ _GATHERED = 4
 at least."""
 _BY_INDEX = frozenset(("index", "index_select", "embedding"))
 _BATCHED = frozenset(("bmm", "baddbmm"))
+_CONVERTED = "_to_copy"
+"""The copy that may be wider than what it is made of, if that is not in the trace."""
 
 
 def diagnose(live: LiveMemory) -> Iterator[Excess]:
@@ -118,7 +120,7 @@ def _repetitions(live: LiveMemory, row: int, how: int, times: dict[int, int]) ->
     """
     source = live.source(row)
     inputs, requested = live.column("inputs")[row], live.ledger.requested
-    if how == Made.COPY:
+    if how == Made.COPY and not (source is None and live.text("made_name", row) == _CONVERTED):
         count = int(requested[row] / (inputs * _width_ratio(live, row, source)))
         if count >= _LEAST:
             return count * (1 if source is None else times.get(source, 1))
