@@ -75,7 +75,7 @@ from gpuprobe.causes.recorded import (
     unneeded,
 )
 from gpuprobe.causes.replays import Smaller, by_graph
-from gpuprobe.causes.rules import graphs
+from gpuprobe.causes.rules import graphs, pinned
 from gpuprobe.causes.rules.fragments import FRAGMENTS
 from gpuprobe.causes.rules.gradients import LATE_GRADIENTS
 from gpuprobe.causes.rules.holders import late_variable
@@ -91,9 +91,10 @@ from gpuprobe.model.run.holders import Holder, HolderRoot
 from gpuprobe.model.run.recording import Recording
 from gpuprobe.model.run.session import JOB_OF_ONE, ProgramError, SessionEnd
 from gpuprobe.model.text import human_bytes
-from gpuprobe.model.trace import MemoryTrace
+from gpuprobe.model.trace import Frame, MemoryTrace
 from gpuprobe.model.values import LineNumber, Unavailable
 from gpuprobe.processes import end_with_parent
+from gpuprobe.recording.summary import pinned_memory
 from gpuprobe.remedies.edits import CloneStored, Detach, Edit, NoGrad, ToCpu
 from gpuprobe.remedies.output import OutputComparison
 from gpuprobe.remedies.setting import AllocatorSetting
@@ -362,7 +363,7 @@ class _Explaining:
             late_variable=""
             if held is None
             else late_variable(blocks_at(lives, mark.event, failed=failed), held.first),
-            causes=ranked,
+            causes=(*ranked, *self._pinned_causes(site)),
             smaller=None if ranked or failed else for_needed(AdviceFacts(site, mark)),
             notes=(
                 *self._alone,
@@ -374,6 +375,14 @@ class _Explaining:
             searched=not self._notes,
             seconds=time.monotonic() - self._began,
         )
+
+    def _pinned_causes(self, site: PeakSite) -> Iterator[MemoryCause]:
+        """The causes of pinned memory of the host, which no peak of a GPU has."""
+
+        def assigned(place: Place) -> str:
+            return self._variables.assigned([Frame(place.file, place.line, place.function)])
+
+        return pinned.diagnose(pinned_memory(site.rank), assigned)
 
     def _growth(self, site: PeakSite) -> Growth | None:
         """The growth from step to step. What holds it is unknown of a run that was stopped, which
@@ -1033,7 +1042,7 @@ def _stop(process: subprocess.Popen[str]) -> None:
 
 
 def _pinned(recording: Recording) -> Iterator[str]:
-    """The program's pinned memory, as far as is known: no rule is about it."""
+    """The program's pinned memory, as far as is known."""
     end = recording.ranks[0].end
     if end is None:
         yield "pinned memory of the host"

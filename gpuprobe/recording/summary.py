@@ -45,6 +45,7 @@ from gpuprobe.causes.recorded import (
     kept_causes,
     waits_for_collector,
 )
+from gpuprobe.causes.rules import pinned
 from gpuprobe.errors import DataError, UsageError
 from gpuprobe.model.causes import MemoryCause, Suggestion
 from gpuprobe.model.io.files import gc_paused
@@ -385,11 +386,13 @@ def _causes(
     if site is None:
         return _NOT_MEASURED
     causes = shown if isinstance(shown, Unavailable) else causes_in(site, shown)
+    of_host: tuple[MemoryCause, ...] = ()
     traced = not isinstance(causes, Unavailable)
     if not isinstance(causes, Unavailable):
         causes = (*causes, *kept_causes(site, causes))
+        of_host = tuple(pinned.diagnose(pinned_memory(site.rank)))
         if causes:
-            return causes
+            return (*causes, *of_host)
         if growth is not None and 2 * waits_for_collector(site.rank) > growth.bytes:
             growth = None  # it ends with the collector's next run
     rows = () if isinstance(found.leaks, Unavailable) else found.leaks.rows
@@ -397,7 +400,8 @@ def _causes(
     from_counters = [evaluation_cause(site, shown), *growth_cause(site, growth, most_kept)]
     if not traced and not isinstance(shown, Unavailable):
         from_counters.append(gradients_cause(site, shown))
-    return tuple(cause for cause in from_counters if cause is not None) or causes
+    named = tuple(cause for cause in from_counters if cause is not None)
+    return (*named, *of_host) or causes
 
 
 def _advice(
