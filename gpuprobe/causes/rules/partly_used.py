@@ -50,6 +50,7 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
         yield _kept_by_views(live, [*old, *new])
     if not new:
         yield from _gradients_in_whole(live, read)
+    yield from _read_again_in_part(live)
     yield from _rows_thrown_away(live)
     yield from _selected_late(live, read)
 
@@ -134,6 +135,43 @@ def _data_set(live: LiveMemory, rows: list[int]) -> Excess:
     )
     # What the step selects of it is the batch then.
     return _excess(live, rows, answer, Bound.OR_LESS, "with only what this step reads on the GPU")
+
+
+def _read_again_in_part(live: LiveMemory) -> Iterator[Excess]:
+    """Blocks that operators have read in whole, and read again in half or less: by then only views
+    of a part are there, as of what a hook stores. Not those that are read part by part.
+    """
+    requested, inputs, made = live.ledger.requested, live.column("inputs"), live.lives.made
+    again: dict[int, int] = {}
+    for row in live.rows:
+        products = live.products.get(row, ())
+        later = [one for one in products if made[one] > live.now]
+        parts = [one for one in products if inputs[one] <= _MOST * requested[row]]
+        if not later or parts != later or live.lives.last[row] != max(made[one] for one in later):
+            continue
+        read = sum(inputs[one] for one in later)
+        new = row < live.ledger.made and not live.lives.used_later(row)
+        kept = new and not live.for_backward(row) and len(later) < len(products)
+        if kept and read <= _MOST * requested[row] and live.category(row) not in STATE:
+            again[row] = read
+    if again:
+        rows = list(again)
+        text = f"{human_bytes(sum(again.values()))} of {human_bytes(live.bytes_of(rows))}"
+        yield Excess(
+            Answer(
+                "view-keeps-base",
+                f"only {text}{of_names(live, rows)} from {live.place(live.largest(rows))} are read "
+                "again: views of a part keep the whole",
+                "clone the view: its memory is then all that is kept",
+                code=".clone()",
+                edit=EditKind.CLONE,
+            ),
+            live.largest(rows),
+            rows,
+            "with only what is read again, from the beginning",
+            sizes=again,
+            bound=Bound.OR_MORE,  # the base is there until it is cloned
+        )
 
 
 def _kept_by_views(live: LiveMemory, rows: list[int]) -> Excess:
