@@ -144,9 +144,9 @@ def _read_again_in_part(live: LiveMemory) -> Iterator[Excess]:
     requested, inputs, made = live.ledger.requested, live.column("inputs"), live.lives.made
     again: dict[int, int] = {}
     for row in live.rows:
-        products = live.products.get(row, ())
-        later = [one for one in products if made[one] > live.now]
-        parts = [one for one in products if inputs[one] <= _MOST * requested[row]]
+        products = live.results(row)
+        later = {one for one in products if made[one] > live.now}
+        parts = {one for one in products if inputs[one] <= _MOST * requested[row]}
         if not later or parts != later or live.lives.last[row] != max(made[one] for one in later):
             continue
         read = sum(inputs[one] for one in later)
