@@ -90,17 +90,19 @@ def _read_later(live: LiveMemory, read: Mapping[int, int]) -> Mapping[int, int]:
     """The bytes that a later step reads of rows that this one only makes: as many as this one reads
     of those that the same code made in the step before.
     """
-    before = live.lives.operator_at(-1)
-    read_here: dict[object, int] = {}
+    lives, made, requested = live.lives, live.ledger.made, live.ledger.requested
+    later = [
+        row for row in live.rows if row < made and not lives.last[row] and lives.used_later(row)
+    ]
+    if not later:
+        return {}
+    before = lives.operator_at(-1)
+    here: dict[object, int] = {}
     for row in live.rows:
-        if row >= live.ledger.made and live.lives.first[row] > before:
-            kind = live.kinds[row], live.ledger.requested[row]
-            read_here[kind] = max(read[row], read_here.get(kind, 0))
-    return {
-        row: read_here.get((live.kinds[row], live.ledger.requested[row]), 0)
-        for row in (live.rows if read_here else ())
-        if row < live.ledger.made and not live.lives.last[row] and live.lives.used_later(row)
-    }
+        if row >= made and lives.first[row] > before:
+            kind = live.kinds[row], requested[row]
+            here[kind] = max(read[row], here.get(kind, 0))
+    return {row: here.get((live.kinds[row], requested[row]), 0) for row in later}
 
 
 def _moved(live: LiveMemory, row: int) -> bool:

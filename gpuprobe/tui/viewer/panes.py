@@ -344,9 +344,13 @@ class NowPane(Pane, VerticalScroll):
 
 def texts_of(section: Section, cwd: str = "") -> list[str]:
     """The sentences of a section, safe to print; paths below ``cwd`` are relative to it."""
-    below = cwd.rstrip("/") + "/"
     texts = [part.text for part in section.parts if isinstance(part, Sentence)]
-    return [visible(text.replace(below, "") if cwd else text) for text in texts]
+    return [_shown(text, cwd) for text in texts]
+
+
+def _shown(text: str, cwd: str) -> str:
+    """A sentence, safe to print, with paths below ``cwd`` relative to it."""
+    return visible(text.replace(cwd.rstrip("/") + "/", "") if cwd else text)
 
 
 _RANK_LINE = 100
@@ -452,9 +456,9 @@ class FindingsPane(Pane, Vertical):
         self._causes = message.causes  # the screen draws it, and the tabs
 
     def _line(self, index: int) -> list[Line]:
-        item = self._items[index]
+        item, cwd = self._items[index], "" if self.view is None else self.view.model.cwd
         if isinstance(item, MemoryCause):
-            return [((f"{'cause':>8} ", "warning"), (visible(item.sentence), ""))]
+            return [((f"{'cause':>8} ", "warning"), (_shown(item.sentence, cwd), ""))]
         level = item.level.value
         text = f"{item.rule} {visible(item.message)}"
         return [((f"{level:>8} ", _LEVEL_ROLES[level]), (text, ""))]
@@ -486,16 +490,16 @@ class FindingsPane(Pane, Vertical):
 
 
 def _item_lines(item: MemoryCause | Finding, cwd: str) -> Iterable[str]:
-    return _cause_lines(item) if isinstance(item, MemoryCause) else _finding_lines(item, cwd)
+    return _cause_lines(item, cwd) if isinstance(item, MemoryCause) else _finding_lines(item, cwd)
 
 
-def _cause_lines(cause: MemoryCause) -> Iterable[str]:
+def _cause_lines(cause: MemoryCause, cwd: str) -> Iterable[str]:
     """A cause in full, as in a report."""
     for part in cause_parts(cause):
         if isinstance(part, Sentence):
-            yield visible(f"{part.label}: {part.text}" if part.label else part.text)
+            yield _shown(f"{part.label}: {part.text}" if part.label else part.text, cwd)
         elif isinstance(part, Code):
-            yield from map(visible, part.text.splitlines())
+            yield from (_shown(line, cwd) for line in part.text.splitlines())
 
 
 def _finding_lines(finding: Finding, cwd: str) -> Iterable[str]:
