@@ -4,7 +4,7 @@ sequence for its last token, a data set on the GPU.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from gpuprobe.causes.answer import Answer, EditKind
@@ -71,22 +71,24 @@ def _sizes(live: LiveMemory, rows: list[int]) -> dict[int, int]:
     return {row: read[row] for row in live.alike(rows) if read[row]}
 
 
-def _read(live: LiveMemory) -> Mapping[int, int]:
+def _read(live: LiveMemory) -> list[int]:
     """The bytes of each row that operators read. Of a row from which they only select by indices,
     that is what they make: which elements, a trace does not have. A buffer that was allocated on
     the GPU, and that the program writes into, is there to be selected from: its column counts.
     """
-    read = dict(enumerate(live.column("read")))
+    read = list(live.column("read"))
     for row, products in live.products.items():
         if not (live.is_temporary(row) or _moved(live, row)):
             continue
         names = {live.text("made_name", one) for one in products}
         if names <= _SELECTING and live.text("last_name", row) in _SELECTING:
             read[row] = min(read[row], sum(live.ledger.requested[one] for one in products))
-    return {**read, **_read_later(live, read)}
+    for row, size in _read_later(live, read).items():
+        read[row] = size
+    return read
 
 
-def _read_later(live: LiveMemory, read: Mapping[int, int]) -> Mapping[int, int]:
+def _read_later(live: LiveMemory, read: Sequence[int]) -> Mapping[int, int]:
     """The bytes that a later step reads of rows that this one only makes: as many as this one reads
     of those that the same code made in the step before.
     """
@@ -187,7 +189,7 @@ def _kept_by_views(live: LiveMemory, rows: list[int]) -> Excess:
     return _excess(live, rows, answer, Bound.OR_MORE)  # the base is there until it is cloned
 
 
-def _selected(live: LiveMemory, read: Mapping[int, int]) -> list[int]:
+def _selected(live: LiveMemory, read: Sequence[int]) -> list[int]:
     """The temporaries of which all that is made is a part, selected by indices."""
     requested = live.ledger.requested
     return [
@@ -199,7 +201,7 @@ def _selected(live: LiveMemory, read: Mapping[int, int]) -> list[int]:
     ]
 
 
-def _gradients_in_whole(live: LiveMemory, read: Mapping[int, int]) -> Iterator[Excess]:
+def _gradients_in_whole(live: LiveMemory, read: Sequence[int]) -> Iterator[Excess]:
     """Gradients of tensors of which only a part was selected by indices: zeros, but for that."""
     requested = live.ledger.requested
     selected = [row for row in _selected(live, read) if live.text("last_name", row) in _SELECTING]
@@ -278,7 +280,7 @@ def _rows_thrown_away(live: LiveMemory) -> Iterator[Excess]:
         return
 
 
-def _selected_late(live: LiveMemory, read: Mapping[int, int]) -> Iterator[Excess]:
+def _selected_late(live: LiveMemory, read: Sequence[int]) -> Iterator[Excess]:
     """What is computed element by element or row by row, only to select rows of the result by
     indices.
     """

@@ -105,8 +105,9 @@ def _results(live: LiveMemory, roots: list[int]) -> tuple[set[int], int]:
 def _is_mask(live: LiveMemory, row: int) -> bool:
     """Whether a row is a comparison of each element of a wider one."""
     widths, source = live.column("width"), live.source(row)
-    pointwise = source is not None and live.how(row) is Made.POINTWISE
-    return pointwise and source is not None and 1 == widths[row] < widths[source]
+    if source is None or live.how(row) is not Made.POINTWISE:
+        return False
+    return widths[row] == 1 < widths[source]
 
 
 def _remedy(name: str) -> str:

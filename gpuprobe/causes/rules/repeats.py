@@ -21,7 +21,7 @@ _GATHERED = 4
 """How many times as many bytes selected matrices have as all that there are, and as their products,
 at least."""
 _BY_INDEX = frozenset(("index", "index_select", "embedding"))
-_LOOKED_UP = "embedding"
+_EMBEDDING = "embedding"
 _BATCHED = frozenset(("bmm", "baddbmm"))
 _CONVERTED = "_to_copy"
 """The copy that may be wider than what it is made of, if that is not in the trace."""
@@ -91,7 +91,7 @@ def gathered(live: LiveMemory) -> Iterator[Excess]:
             **{row: live.size[row] // times[main] for row in live.alike(times)},
             **{row: live.size[row] // times[main] for row in graded},
         },
-        bound=Bound.OR_MORE if live.text("made_name", main) == _LOOKED_UP else Bound.EXACT,
+        bound=Bound.OR_MORE if live.text("made_name", main) == _EMBEDDING else Bound.EXACT,
     )
 
 
@@ -99,7 +99,7 @@ def _gathered_answer(live: LiveMemory, main: int, rows: list[int]) -> Answer:
     name, at = live.text("made_name", main), live.place(main)
     requested, inputs = live.ledger.requested, live.column("inputs")
     size = f"{human_bytes(live.bytes_of(rows))}{of_names(live, [main])}"
-    if name == _LOOKED_UP:
+    if name == _EMBEDDING:
         product = live.made_by[live.lives.first[main]]
         return Answer(
             "broadcast-intermediate",

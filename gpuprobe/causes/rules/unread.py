@@ -41,7 +41,8 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
         else ""
     )
     final = [row for row in gradients if live.lives.survives(row)]
-    owners = [] if share_a_part(live, final) else owners_of(live, final)
+    shared = share_a_part(live, final)
+    owners = [] if shared else owners_of(live, final)
     owner = f" of {' and '.join(owners)}" if owners else ""
     yield Excess(
         Answer(
@@ -52,7 +53,7 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
             "gradients pass through it, requires_grad_(False) for its parameters, or "
             "torch.autograd.grad for the tensors whose gradients are used",
             code="; ".join(f"{one}.requires_grad_(False)" for one in owners)
-            or "with torch.no_grad():",
+            or ("" if shared else "with torch.no_grad():"),
             edit=EditKind.NO_GRAD,
         ),
         main,
