@@ -343,7 +343,8 @@ class _Explaining:
             causes = causes or tuple(growth_cause(site, self._growth(site), None))
         cached = list(self._cached(site, failed=failed))
         rules = {one.rule for one in causes}
-        smaller = _made_smaller(one for one in chosen if one.answer.rule in rules)
+        certain = (one for one in chosen if one.bound is not Bound.OR_MORE)
+        smaller = _made_smaller(one for one in certain if one.answer.rule in rules)
         ranked = _ranked(causes, cached, self._less_reserved, smaller)
         reserved = site.reserved
         index = int(site.device.partition(":")[2] or 0)
