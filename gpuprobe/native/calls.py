@@ -115,7 +115,8 @@ class NativeCalls:
                     what = self._name(name)
                 elif action in _EVENTS:
                     value = a
-                yield GpuCall(action, device, stream, operator, value, what, thread, group)
+                call = action, device, stream, operator, value, what, thread, group
+                yield _new_call(GpuCall, call)
             if count < _MANY:
                 return
 
@@ -129,6 +130,7 @@ class NativeCalls:
 
 
 _EVENTS: Final = frozenset((Action.RECORD, Action.WAIT, Action.HOST_WAITS_EVENT))
+_new_call: Final = tuple.__new__  # a NamedTuple's own is a function in Python
 
 
 def _direction(to: int, source: int) -> str:

@@ -61,8 +61,8 @@ def test_modules_are_laid_over_the_events_of_their_time(monkeypatch: pytest.Monk
 def test_without_cuda_there_is_nothing_to_trace() -> None:
     trace = CudaTrace()
     assert trace.begin() is None
-    assert trace.collect(0, []) == []
-    assert layout_now(0, []) == []
+    assert trace.collect(0, {}) == []
+    assert layout_now(0, {}) == []
     trace.stop()
 
 
@@ -74,7 +74,7 @@ def test_a_step_on_a_gpu_is_traced_and_the_history_switched_off_again() -> None:
     more = torch.zeros(1 << 20, device="cuda")
     known = Known(str(keep.device), keep.data_ptr(), keep.nbytes, Category.PARAMETER, "Net.a")
     # Of other GPUs too, if earlier tests of this process left memory there.
-    (taken,) = [one for one in trace.collect(0, [known]) if one.device == "cuda:0"]
+    (taken,) = [one for one in trace.collect(0, {0: known}) if one.device == "cuda:0"]
     assert taken.step == 0
     assert len(taken.events) > 0
     assert not torch._C._cuda_isHistoryEnabled()

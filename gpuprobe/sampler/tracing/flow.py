@@ -114,16 +114,9 @@ class _Inputs:
         return sources[at]
 
 
-class Origin(NamedTuple):
-    """How a block was made, for later traces: the columns of the same names. ``made``: the number
-    of the operator; ``source``: the address of the block there."""
-
-    made: int
-    made_name: str
-    how: int
-    width: int
-    inputs: int
-    source: int
+Origin = tuple[int, str, int, int, int, int]
+"""How a block was made, for later traces: the columns ``made``, ``made_name``, ``how``, ``width``
+and ``inputs``, and the address of the block ``source``. Python's collector skips plain tuples."""
 
 
 class BlockColumns:
@@ -192,20 +185,20 @@ class Flow:
         rows = {address: row for row, address in enumerate(self._trace.baseline.address)}
         for address, row in rows.items():
             origin, block = origins.get(address), ~row
-            if origin is None or origin.made != columns.made[block]:
+            if origin is None or origin[0] != columns.made[block]:
                 continue
-            columns.made_name[block] = self._trace.stacks.string(origin.made_name)
-            columns.how[block], columns.width[block] = origin.how, origin.width
-            columns.inputs[block] = origin.inputs
-            if origin.source in rows:
-                columns.source[block] = self._name_of(~rows[origin.source])
+            _, name, columns.how[block], columns.width[block], inputs, source = origin
+            columns.made_name[block] = self._trace.stacks.string(name)
+            columns.inputs[block] = inputs
+            if source in rows:
+                columns.source[block] = self._name_of(~rows[source])
 
     def origins(self, alive: set[int]) -> dict[int, Origin]:
         """How the blocks that are alive at the end were made, by address."""
         of = self._columns
         strings = self._trace.stacks.strings
         return {
-            of.address[block]: Origin(
+            of.address[block]: (
                 of.made[block],
                 strings[of.made_name[block]],
                 of.how[block],

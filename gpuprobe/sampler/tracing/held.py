@@ -40,7 +40,7 @@ class HeldMemory:
         self._alive: dict[str, dict[int, int]] = {}  # by device: sizes by address
         self._sizes: dict[tuple[object, ...], dict[int, int]] = {}
         """By holder: the elements of its outermost container, by the number of steps."""
-        self._found: dict[_Place, tuple[Holder, int, list[tuple[str, bool, int]]]] = {}
+        self._found: dict[_Place, tuple[Holder, int, tuple[tuple[str, bool, int], ...]]] = {}
 
     def saved(self, trace: MemoryTrace, name: str) -> None:
         """A trace was written under this name."""

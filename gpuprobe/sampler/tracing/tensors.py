@@ -82,15 +82,17 @@ def walk(
 
 
 class RepeatedWalk:
-    """The result of `walk` at each step, from the last one if only gradients are others: their
-    places, and those of everything else, are read in a few C loops. The keys of what has not moved
-    may be those of earlier storages.
+    """The result of `walk` at each step, from the last one if only gradients are others, and that
+    one itself if none is: the places of all are read in a few C loops. The keys of what has not
+    moved may be those of earlier storages.
     """
 
     def __init__(self) -> None:
         self._places: tuple[Any, ...] | None = None
         self._fixed: dict[int, Known] = {}
         self._names: dict[int, str] = {}  # of parameters, by their id
+        self._gradients: tuple[Any, ...] | None = None  # places of those in `_walked`
+        self._walked: Mapping[int, Known] = {}
 
     def take(
         self, models: Iterable[Module], optimizers: Iterable[Optimizer]
@@ -104,7 +106,16 @@ class RepeatedWalk:
         if fixed != self._places:
             self._fixed = walk(models, optimizers, gradients=False)
             self._names = {key: name for key, (_, name) in _parameters(modules, optimizers).items()}
-            self._places = fixed
+            self._places, self._gradients = fixed, None
+        now = _places_of_gradients(places)
+        if now is None or now != self._gradients:
+            self._walked = self._with_gradients(places, models, optimizers)
+            self._gradients = now
+        return self._walked
+
+    def _with_gradients(
+        self, places: _Places, models: list[Module], optimizers: list[Optimizer]
+    ) -> Mapping[int, Known]:
         gradients: dict[int, Known] = {}
         for parameter in places.parameters:
             name = self._names.get(id(parameter))
@@ -116,6 +127,20 @@ class RepeatedWalk:
         if not self._fixed.keys().isdisjoint(gradients):
             return walk(models, optimizers)
         return self._fixed | gradients
+
+
+def _places_of_gradients(places: _Places) -> tuple[Any, ...] | None:
+    """Which parameters have gradients, and where; None if that is more than an address."""
+    graded = [parameter for parameter in places.parameters if parameter.grad is not None]
+    try:
+        storages = list(map(torch.Tensor.untyped_storage, places.gradients))
+        addresses = list(map(torch.UntypedStorage.data_ptr, storages))
+        sizes = list(map(torch.UntypedStorage.nbytes, storages))
+    except (RuntimeError, NotImplementedError) as error:  # inside torch.func
+        if from_program(error):
+            raise
+        return None
+    return list(map(id, graded)), addresses, sizes
 
 
 def _parameters(
@@ -350,6 +375,8 @@ class TensorSums:
         self._sums: Sums = {}
         self._allocated: dict[str, int | Unavailable] = {}
         self._result: tuple[KnownTensors, ...] | None = None
+        self._walked: Mapping[int, Known] | None = None
+        self._sums_of_walk: Sums = {}
         self.walks = 0
         """How often every tensor was visited."""
         self.checks = 0
@@ -383,12 +410,13 @@ class TensorSums:
             self._result = known_tensors(self._sums, allocated)
         return self._result
 
-    @staticmethod
     def of_walk(
-        found: Mapping[int, Known], allocated: Mapping[str, int | Unavailable]
+        self, found: Mapping[int, Known], allocated: Mapping[str, int | Unavailable]
     ) -> tuple[KnownTensors, ...]:
         """The same, from a walk that is needed anyway."""
-        return known_tensors(category_sums(found), allocated)
+        if found is not self._walked:
+            self._walked, self._sums_of_walk = found, category_sums(found)
+        return known_tensors(self._sums_of_walk, allocated)
 
     def _check(self, models: list[Module], optimizers: list[Optimizer]) -> bool:
         """Compute the sums again. True if they differ from those before."""

@@ -204,12 +204,12 @@ class Uses:
         self._count = 0
         """Operators that have begun since the recording did."""
         self._last: dict[int, int] = {}
-        """By address, the last operator that used the block there; 0: it was made, and not used."""
+        """By address, the last entry of the log for the block there."""
         self._made: dict[int, int] = {}
-        """By address, the operator that made a tensor on the block there, or first used it."""
+        """By address, the entry with which a tensor was made on the block there, or its first."""
         self._origins: dict[int, Origin] = {}
         """By address, how the block there was made, if it was alive when a trace ended."""
-        self._followed: dict[int, list[tuple[str, bool, int]]] = {}
+        self._followed: dict[int, tuple[tuple[str, bool, int], ...]] = {}
         """By address, the block there if it was alive when traces ended, and is not used since: the
         name of each trace, whether its row is one of the baseline, and the row."""
         self._padded: dict[int, int] = {}
@@ -503,26 +503,19 @@ class Uses:
             self._end_following(touched, addresses, entries)
         made = self._made
         makes = entries.tobytes()[_LOWEST_BYTES].translate(_ARE_MADE)
-        numbers = (entry // KINDS for entry in compress(entries, makes))
-        made.update(zip(compress(addresses, makes), numbers, strict=True))
+        made.update(zip(compress(addresses, makes), compress(entries, makes), strict=True))
         if missing := last.keys() - made.keys():
             for address, entry in zip(reversed(addresses), reversed(entries), strict=True):
                 if address in missing:
-                    made[address] = entry // KINDS
-        self._last.update(
-            (address, 0 if entry % KINDS == MADE else entry // KINDS)
-            for address, entry in last.items()
-        )
+                    made[address] = entry
+        self._last.update(last)
 
     def _end_following(
         self, touched: set[int], addresses: Sequence[int], entries: Sequence[int]
     ) -> None:
         """The first uses since the ends of traces of blocks that were alive there."""
-        for address, entry in zip(addresses, entries, strict=True):
-            if address not in touched:
-                if not touched:
-                    return
-                continue
+        uses = zip(addresses, entries, strict=True)
+        for address, entry in compress(uses, map(touched.__contains__, addresses)):
             number, kind = divmod(entry, KINDS)
             if kind == CHANGE and self._in_backward(number):
                 continue  # a gradient is added to: that does not read it
@@ -668,8 +661,9 @@ class Uses:
         earlier, last = self._before
         for row, address in enumerate(trace.baseline.address):
             if address in last:  # else the block is older than the recording
-                made[~row] = earlier[address]
-                first_use[~row] = last_use[~row] = last[address]
+                made[~row] = earlier[address] // KINDS
+                number, kind = divmod(last[address], KINDS)
+                first_use[~row] = last_use[~row] = 0 if kind == MADE else number
         flow = Flow(trace, columns, self._origins)
         for number, notes in self._by_operator(blocks):
             at = (number - base - 1) * _CALL
@@ -743,11 +737,12 @@ class Uses:
         for address, baseline, row in self._alive.pop(trace.device, ()):
             columns = trace.baseline if baseline else trace.events
             if columns.category[row] != _WORKSPACE:
-                self._followed.setdefault(address, []).append((name, baseline, row))
+                earlier = self._followed.get(address, ())
+                self._followed[address] = *earlier, (name, baseline, row)
 
     def followed(
         self, steps: Mapping[str, int], before: int
-    ) -> dict[int, list[tuple[str, bool, int]]]:
+    ) -> dict[int, tuple[tuple[str, bool, int], ...]]:
         """By address, the rows of blocks that operators made and that nothing has used since the
         end of a trace of a step before ``before``. ``steps``: by the name of the trace.
         """
