@@ -98,7 +98,6 @@ _COPIES: Final = frozenset(
 _WORKSPACE = Category.WORKSPACE.code
 _FREES = (FREE_REQUESTED, FREE_COMPLETED)
 _NEVER: Final = 1 << 62
-_new_note: Final = tuple.__new__  # a NamedTuple's own is a function in Python
 _grad_enabled: Final = torch.is_grad_enabled
 _Tensor: Final = torch.Tensor
 _data_address: Final = torch.Tensor.data_ptr
@@ -669,7 +668,7 @@ class Uses:
             at = (number - base - 1) * _CALL
             if at < 0:  # its step ended before it was noted, in another thread
                 continue
-            for kind, block, *_ in notes:
+            for kind, block, _, _, _ in notes:
                 if kind == MADE or not made[block]:
                     made[block] = number
                     columns.grad[block] = calls[at + _GRAD]
@@ -691,18 +690,23 @@ class Uses:
         known.
         """
         now, notes = 0, list[Note]()
-        block_at = blocks.at
+        last, kind = -1, USE
+        known, block_at = blocks.whole.get, blocks.at
         for address, entry, size, offset, width in zip(
             self._address, self._entry, self._bytes, self._offset, self._width, strict=True
         ):
-            number, kind = divmod(entry, KINDS)
-            if number != now:
-                if notes:
-                    yield now, notes
-                now, notes = number, []
-            block = block_at(address, number, kind == MADE)
-            if block is not None:
-                notes.append(_new_note(Note, (kind, block, size, offset, width)))
+            if entry != last:
+                last, (number, kind) = entry, divmod(entry, KINDS)
+                if number != now:
+                    if notes:
+                        yield now, notes
+                    now, notes = number, []
+            block = known(address)
+            if block is None:
+                block = block_at(address, now, kind == MADE)
+                if block is None:
+                    continue
+            notes.append((kind, block, size, offset, width))
         if notes:
             yield now, notes
 
@@ -800,6 +804,12 @@ class _Blocks:
                     known[2].append(row)
             elif action in _FREES and (known := rows.get(address)) and known[1][-1] == _NEVER:
                 known[1][-1] = operator
+        self.whole = {
+            address: owners[0]
+            for address, (begins, ends, owners) in rows.items()
+            if len(owners) == 1 and not begins[0] and ends[0] == _NEVER
+        }
+        """By address, the row of the only block that was there all the time."""
 
     def at(self, address: int, number: int, made: bool) -> int | None:
         """The row of the block that the operator ``number`` used, or made, at an address;
