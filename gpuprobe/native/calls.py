@@ -112,7 +112,7 @@ class NativeCalls:
                     if kind == LogKind.MEMCPY and self._name(name) == "sync":
                         what += " sync"
                 elif action is Action.KERNEL and name:
-                    what = self._name(name)
+                    what = self._names.get(name) or self._name(name)
                 elif action in _EVENTS:
                     value = a
                 call = action, device, stream, operator, value, what, thread, group

@@ -122,9 +122,8 @@ class CudaTrace:
             self._walked = known
         if not history.on:
             return []
-        traces = layout_now(step, self._before.known, before, self._complete)
-        for trace in traces:
-            self._before.add_live(trace)
+        live = self._before.add_live
+        traces = layout_now(step, self._before.known, before, self._complete, live)
         self._walked = None  # the next step keeps fewer origins
         self.stop()
         return traces
@@ -174,9 +173,9 @@ class Before(NamedTuple):
     make Python's collector run more often."""
     table: StackTable
 
-    def add_live(self, trace: MemoryTrace) -> None:
-        """Note what allocated the blocks that are alive at the end of a trace."""
-        table, owners = self.table, _last_owners(trace)
+    def add_live(self, trace: MemoryTrace, owners: dict[int, tuple[EventColumns, int]]) -> None:
+        """Note what allocated the blocks that are alive at the end of a trace: ``owners``."""
+        table = self.table
         stacks: dict[int, int] = {}
         modules: dict[int, int] = {}
         for segment in trace.segments:
@@ -207,9 +206,11 @@ def layout_now(
     known: Mapping[Place, Known],
     before: Before | None = None,
     complete: Callable[[MemoryTrace], None] | None = None,
+    done: Callable[[MemoryTrace, dict[int, tuple[EventColumns, int]]], None] | None = None,
 ) -> list[MemoryTrace]:
     """Every device's current segments, with any history. ``before``: what was known when that
-    history began; ``complete`` adds what was noted since.
+    history began; ``complete`` adds what was noted since; ``done`` gets each trace, and the row
+    that allocated the last block at each address.
     """
     if not torch.cuda.is_initialized() or not _keeps_history():
         return []
@@ -237,6 +238,8 @@ def layout_now(
             owners = _last_owners(trace)
             _stacks_of_blocks(trace, owners)
             _categorise(trace, owners, known)
+            if done is not None:
+                done(trace, owners)
             traces.append(trace)
     return traces
 
@@ -284,7 +287,10 @@ def _stacks_of_blocks(trace: MemoryTrace, owners: dict[int, tuple[EventColumns, 
         if block.state is BlockState.INACTIVE or block.address not in owners:
             return block
         rows, i = owners[block.address]
-        return block if rows.stack[i] == block.stack else replace(block, stack=rows.stack[i])
+        stack = rows.stack[i]
+        if stack == block.stack:
+            return block
+        return Block(block.address, block.size, block.requested_size, block.state, stack)
 
     def with_stacks(segment: Segment) -> Segment:
         blocks = tuple(map(completed, segment.blocks))

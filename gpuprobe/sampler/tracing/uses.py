@@ -639,13 +639,14 @@ class Uses:
         events.operator = array("I", (base + bisect_right(began, time) for time in times))
         blocks = _Blocks(trace)
         columns = BlockColumns(trace)
-        self._fill(trace, columns, blocks)
+        alive = blocks.alive()
+        self._fill(trace, columns, blocks, {~row if old else row for _, old, row in alive})
         columns.store(trace)
         for rows in (events, trace.baseline) if self._padded else ():
             for row, number in enumerate(rows.made):
                 rows.padded[row] = self._padded.get(number, 0)
         self._describe(trace)
-        self._alive[trace.device] = alive = blocks.alive()
+        self._alive[trace.device] = alive
         for address, baseline, row in alive:
             if not baseline and not events.made[row]:
                 # A library's: what operators made there before is gone.
@@ -653,8 +654,10 @@ class Uses:
                 self._last.pop(address, None)
         return True
 
-    def _fill(self, trace: MemoryTrace, columns: BlockColumns, blocks: _Blocks) -> None:
-        """Fill the columns from the log."""
+    def _fill(
+        self, trace: MemoryTrace, columns: BlockColumns, blocks: _Blocks, alive: set[int]
+    ) -> None:
+        """Fill the columns from the log. ``alive``: the blocks that are not freed."""
         base, calls = self._base, self._calls
         made, first_use, last_use = columns.made, columns.first_use, columns.last_use
         earlier, last = self._before
@@ -681,7 +684,6 @@ class Uses:
             about = calls[at + _ABOUT]
             name, phase = about.name, calls[at + _PHASE]
             flow.add(Done(number, name, phase, about.how, name in _FILLS, notes))
-        alive = {row if not old else ~row for _, old, row in blocks.alive()}
         flow.finish(alive)
         self._origins.update(flow.origins(alive))
 
