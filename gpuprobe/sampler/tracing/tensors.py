@@ -101,10 +101,10 @@ class RepeatedWalk:
         places = _Places.of(models, optimizers)
         if places is None:
             return walk(models, optimizers)
-        modules = [pair for model in models for pair in named_modules(model)]
-        fixed = ([(name, id(module)) for name, module in modules], *places.fixed)
+        fixed = (places.modules, places.fixed)
         if fixed != self._places:
             self._fixed = walk(models, optimizers, gradients=False)
+            modules = [pair for model in models for pair in named_modules(model)]
             self._names = {key: name for key, (_, name) in _parameters(modules, optimizers).items()}
             self._places, self._gradients = fixed, None
         now = _places_of_gradients(places)
@@ -487,12 +487,19 @@ def _signature(
 class _Places:
     """The places of all tensors that a walk would find."""
 
-    __slots__ = ("fixed", "gradients", "parameters")
+    __slots__ = ("fixed", "gradients", "modules", "parameters")
 
     def __init__(
-        self, parameters: list[Tensor], fixed: tuple[Any, ...], gradients: list[Tensor]
+        self,
+        parameters: list[Tensor],
+        modules: tuple[list[Any], ...],
+        fixed: tuple[Any, ...],
+        gradients: list[Tensor],
     ) -> None:
         self.parameters = parameters
+        self.modules = modules
+        """What the names of modules depend on: the models with their names, and of each module,
+        breadth first, how many it contains, under which names, and which."""
         self.fixed = fixed
         """Addresses and sizes of parameters, buffers and optimizer state. Without the devices: no
         address is on two devices."""
@@ -505,7 +512,7 @@ class _Places:
         found = _held_by(models, optimizers)
         if found is None:
             return None
-        parameters, others, buffers = found
+        parameters, others, buffers, modules = found
         held = [tensor for tensor in others if tensor.__class__ in _TENSORS]
         try:
             with torch._C.DisableTorchFunction():
@@ -514,6 +521,7 @@ class _Places:
                     return None
                 return cls(
                     parameters,
+                    modules,
                     (
                         buffers,
                         list(map(_address, parameters)),
@@ -531,19 +539,26 @@ class _Places:
 
 def _held_by(
     models: list[Module], optimizers: list[Optimizer]
-) -> tuple[list[Tensor], list[Any], int] | None:
+) -> tuple[list[Tensor], list[Any], int, tuple[list[Any], ...]] | None:
     """The parameters; buffers and the values in the optimizers' state; how many of those are
-    buffers. None if the walk has to visit one of them.
+    buffers; and `_Places.modules`. None if the walk has to visit one of them.
     """
     parameters: list[Tensor] = []
     others: list[Any] = []
     modules: list[Module] = models.copy()
+    roots = [(id(model), type(unwrapped(model)).__name__) for model in models]
+    counts: list[int] = []
+    names: list[str] = []
+    children: list[int] = []
     visited = set(map(id, modules))
     for module in modules:  # grows during the iteration
         if module._parameters:
             parameters += module._parameters.values()
         if module._buffers:
             others += module._buffers.values()
+        counts.append(len(module._modules))
+        names += module._modules
+        children += map(id, module._modules.values())
         for child in module._modules.values():
             if id(child) not in visited and child is not None:
                 visited.add(id(child))
@@ -561,7 +576,7 @@ def _held_by(
     parameters = list(once.values())
     # A state may hold numbers, and objects that hold tensors (LBFGS): only the walk finds those.
     if set(map(type, parameters)) <= _TENSORS and set(map(type, others)) <= _KNOWN_TYPES:
-        return parameters, others, buffers
+        return parameters, others, buffers, (roots, counts, names, children)
     return None
 
 

@@ -72,7 +72,7 @@ from gpuprobe.torch_support.operator_calls import unhandled, watch
 from gpuprobe.torch_support.tensors import parts, size_of
 
 MOST_USES: Final = 1 << 24
-"""Uses of one step that are noted, in 33 bytes each. A step with more has none: a program without
+"""Uses of one step that are noted, in 40 bytes each. A step with more has none: a program without
 steps would fill the memory."""
 _WAITING: Final = 1 << 16
 """Values of uses, `_VALUES` each, that wait to be moved to columns: these take less memory, but are
@@ -239,7 +239,7 @@ class Uses:
         self._entry = array("Q")  # operator × KINDS + kind
         self._bytes = array("Q")
         self._offset = array("Q")
-        self._width = array("B")
+        self._width = array("Q")
 
     # -- tracing
 
@@ -475,18 +475,16 @@ class Uses:
         """Move the uses that wait to the columns, in their order."""
         log, self._log = self._log, []
         lists, self._lists = self._lists, []
-        begin, end = 0, len(log)
+        flat = array("Q", log)  # arrays are extended by arrays in one piece
+        begin, end = 0, len(flat)
         columns = (self._address, self._entry, self._bytes, self._offset, self._width)
-        for at, entry, *values in (*lists, (end, 0, [], [], [], [])):
+        for at, entry, addresses, *others in (*lists, (end, 0, [], [], [], [])):
             for index, column in enumerate(columns):
-                column.extend(log[begin + index : at : _VALUES])
+                column.extend(flat[begin + index : at : _VALUES])
             begin = max(begin, at)  # another thread may have added one meanwhile
-            addresses, sizes, offsets, widths = values
-            self._address.extend(addresses)
-            self._entry.extend([entry] * len(addresses))
-            self._bytes.extend(sizes)
-            self._offset.extend(offsets)
-            self._width.extend(widths)
+            entries = array("Q", (entry,)) * len(addresses)
+            for column, values in zip(columns, (addresses, entries, *others), strict=True):
+                column.extend(array("Q", values))
         if len(self._address) > MOST_USES:
             self.stop()
 
@@ -494,14 +492,15 @@ class Uses:
         """Update what is known by address from the uses since the last call."""
         self._pack()
         begin, self._settled = self._settled, len(self._address)
-        addresses, entries = self._address[begin:], self._entry[begin:]
+        numbers = self._entry[begin:]
+        addresses, entries = self._address[begin:].tolist(), numbers.tolist()
         last = dict(zip(addresses, entries, strict=True))
         if self._capturing is not None:
             self._capturing.update(last)
         if touched := self._followed.keys() & last.keys():
             self._end_following(touched, addresses, entries)
         made = self._made
-        makes = entries.tobytes()[_LOWEST_BYTES].translate(_ARE_MADE)
+        makes = numbers.tobytes()[_LOWEST_BYTES].translate(_ARE_MADE)
         made.update(zip(compress(addresses, makes), compress(entries, makes), strict=True))
         if missing := last.keys() - made.keys():
             for address, entry in zip(reversed(addresses), reversed(entries), strict=True):
