@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 
-from gpuprobe.model.memory import Category, TraceAction
-from gpuprobe.model.trace import MemoryTrace
+from gpuprobe.model.memory import Block, BlockState, Category, Segment, TraceAction
+from gpuprobe.model.trace import Frame, MemoryTrace, StackTable
 from gpuprobe.sampler.tracing.calls import ModuleCalls
-from gpuprobe.sampler.tracing.cuda import CudaTrace, _categorise, _last_owners, layout_now
+from gpuprobe.sampler.tracing.cuda import (
+    Before,
+    CudaTrace,
+    _categorise,
+    _last_owners,
+    layout_now,
+)
 from gpuprobe.sampler.tracing.tensors import Known
 
 ALLOC, FREE = TraceAction.ALLOC.code, TraceAction.FREE_COMPLETED.code
@@ -36,6 +44,22 @@ def test_the_last_owner_of_an_address_is_named() -> None:
     assert names == [unknown, unknown, Category.PARAMETER, unknown, Category.GRADIENT]
     assert [trace.stacks.strings[i] for i in trace.events.module][2::2] == ["Net.b", "Net.a"]
     assert Category.from_code(trace.baseline.category[0]) is unknown
+
+
+def test_what_is_kept_of_live_blocks_is_none_of_the_collectors_business() -> None:
+    trace = MemoryTrace("cuda:0")
+    frame = trace.stacks.frame(Frame("train.py", 3, "main"))
+    stack, module = trace.stacks.stack((frame,)), trace.stacks.string("Net.a")
+    trace.events.append(ALLOC, 0x1000, 512, stack=stack, module=module)
+    block = Block(0x1000, 512, 512, BlockState.ALLOCATED, stack)
+    trace.segments = (Segment(0, 0x1000, 512, 0, "small", blocks=(block,)),)
+    before = Before({}, {}, StackTable())
+    before.add_live(trace, _last_owners(trace))
+    (origin,) = before.origins.values()
+    assert before.table.frames_of(origin[0]) == (Frame("train.py", 3, "main"),)
+    assert before.table.strings[origin[1]] == "Net.a"
+    gc.collect()
+    assert not gc.is_tracked(origin)
 
 
 def test_modules_are_laid_over_the_events_of_their_time(monkeypatch: pytest.MonkeyPatch) -> None:

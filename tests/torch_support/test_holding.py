@@ -28,6 +28,7 @@ from gpuprobe.analysis.growth import keeper
 from gpuprobe.model.io.codec import from_plain, to_plain
 from gpuprobe.model.run.holders import Holder, HolderRoot, Kept
 from gpuprobe.model.values import Bytes
+from gpuprobe.patching import Patches
 from gpuprobe.sampler.tracing.held import _key
 from gpuprobe.torch_support.holding.objects import OUTSIDE
 from gpuprobe.torch_support.holding.search import (
@@ -1481,3 +1482,13 @@ def test_what_is_not_used_is_kept_by_the_container_on_its_path(main: dict[str, A
     found = holders_of(keys, frames=())
     of_model, first, second = (_key(found[key]) for key in keys)
     assert first == second != of_model
+
+
+def test_what_gpuprobe_keeps_for_a_hook_is_not_searched(main: dict[str, Any]) -> None:
+    own = Patches()
+    own.kept = new()  # type: ignore[attr-defined]
+    main["hook"] = functools.partial(print, own)
+    key = key_of(own.kept)  # type: ignore[attr-defined]
+    assert not holders_of([key], frames=())[key].path
+    main["x"] = own.kept  # type: ignore[attr-defined]
+    assert found(key).name == "x"

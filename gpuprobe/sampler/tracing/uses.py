@@ -78,6 +78,9 @@ _WAITING: Final = 1 << 16
 """Values of uses, `_VALUES` each, that wait to be moved to columns: these take less memory, but are
 quicker to fill with many values at once."""
 _VALUES: Final = 5
+_MANY: Final = 8
+"""Tensors in a list from which on they are noted together: that takes six lists, which Python's
+collector visits."""
 _CALL: Final = 5
 """Values of an operator: when it began (nanoseconds on the clock of the history), its place,
 whether gradients were on, the phase, and what it does."""
@@ -459,7 +462,9 @@ class Uses:
         if not values or type(values[0]) is int:
             return
         try:
-            alike = all(map(_is_cuda, values)) and all(map(_is_dense, values))
+            alike = (
+                len(values) >= _MANY and all(map(_is_cuda, values)) and all(map(_is_dense, values))
+            )
             addresses = list(map(_data_address, values)) if alike else []
             offsets = list(map(_first_element, values)) if alike else []
         except (AttributeError, TypeError, NotImplementedError, RuntimeError):
