@@ -1486,9 +1486,13 @@ def test_what_is_not_used_is_kept_by_the_container_on_its_path(main: dict[str, A
 
 def test_what_gpuprobe_keeps_for_a_hook_is_not_searched(main: dict[str, Any]) -> None:
     own = Patches()
-    own.kept = new()  # type: ignore[attr-defined]
+    own.noted = [[] for _ in range(10_000)]  # type: ignore[attr-defined]
     main["hook"] = functools.partial(print, own)
-    key = key_of(own.kept)  # type: ignore[attr-defined]
-    assert not holders_of([key], frames=())[key].path
-    main["x"] = own.kept  # type: ignore[attr-defined]
-    assert found(key).name == "x"
+    deep: list[Any] = [new()]
+    key = key_of(deep[0])
+    for _ in range(8):
+        deep = [deep]
+    main["x"] = deep
+    result = holders_of([key], frames=())
+    assert result[key].name == "x" + 9 * "[0]"
+    assert result.visited < 10_000
