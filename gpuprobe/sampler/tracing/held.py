@@ -51,6 +51,10 @@ class HeldMemory:
             for block in segment.blocks
             if block.state is BlockState.ALLOCATED
         }
+        for place, (holder, size, rows) in self._found.items():
+            now = self._uses.rows_of(place[1])
+            if now[: len(rows)] == rows:  # else it was used since, and another block may be there
+                self._found[place] = holder, size, now
 
     def search(
         self,

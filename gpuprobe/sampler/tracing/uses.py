@@ -763,6 +763,10 @@ class Uses:
             if address in self._made and any(steps[name] < before for name, _, _ in rows)
         }
 
+    def rows_of(self, address: int) -> tuple[tuple[str, bool, int], ...]:
+        """Of `followed`: the rows of the block at an address; () if it was used since."""
+        return self._followed.get(address, ())
+
     def take_later(self, step: int) -> list[LaterUses]:
         """The blocks of traces of earlier steps that this one, ``step``, was the first to use."""
         self._settle()
