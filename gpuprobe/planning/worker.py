@@ -12,7 +12,7 @@ import json
 import sys
 from typing import Any
 
-from gpuprobe.errors import GpuprobeError, ProgramFailed, TooLarge, ValueNeeded
+from gpuprobe.errors import DataError, GpuprobeError, ProgramFailed, TooLarge, ValueNeeded
 from gpuprobe.model.io.codec import from_plain
 from gpuprobe.model.plans.request import DEFAULT_GPU, EstimateRequest
 from gpuprobe.planning.estimates import estimate_program, load_simulated
@@ -63,6 +63,7 @@ def _document(request: EstimateRequest) -> Document:
             "error": f"{error}" if plain else f"{type(cause).__name__}: {cause}",
             "hint": error.hint,
             "needs_value": isinstance(error, ValueNeeded),
+            "without_gpu": isinstance(error, DataError),
         }
 
 
