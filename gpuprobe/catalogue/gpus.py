@@ -5,8 +5,8 @@ own GPUs in a file of the same form, named by the environment variable ``GPUPROB
 (several: separated as in ``PATH``)::
 
     {"schema_version": 1, "gpus": [
-        {"name": "h100-nvl", "title": "NVIDIA H100 NVL", "like": "h100-pcie-80gb",
-         "total_memory": 100000000000, "multi_processor_count": 132}]}
+        {"name": "h20", "title": "NVIDIA H20", "like": "h200-141gb",
+         "total_memory": 102000000000, "multi_processor_count": 78}]}
 
 ``like`` takes what is not given from another GPU. Without it an entry needs ``title``,
 ``capability``, ``multi_processor_count`` and ``total_memory``; what depends on the capability
