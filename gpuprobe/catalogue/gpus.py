@@ -40,6 +40,8 @@ from gpuprobe.errors import ConfigError, DriverUnavailable, MissingExtra
 from gpuprobe.model.text import visible
 
 MAX_DEVICES: Final = 64
+_SHORT_NAME: Final = 3
+"""Characters of names such as t4, of which one may be wrong."""
 
 
 def find(name: str) -> GpuModel:
@@ -56,7 +58,8 @@ def find(name: str) -> GpuModel:
     if found is not None:
         return found
     begins = [name for name in known if len(key) >= 2 and name.startswith(key)]
-    similar = get_close_matches(key, known, n=5, cutoff=0.6)  # the most similar first
+    alike = 0.5 if len(key) <= _SHORT_NAME else 0.6
+    similar = get_close_matches(key, known, n=5, cutoff=alike)  # the most similar first
     near = list(dict.fromkeys(known[name].name for name in (*begins, *similar)))
     hint = f"did you mean {', '.join(near)}?" if near else "--gpu list prints them all"
     counted = re.fullmatch(r"(.*\S)\s*[:x*×]\s*(\d+)", name.strip(), re.IGNORECASE)

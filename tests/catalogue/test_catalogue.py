@@ -122,6 +122,9 @@ def test_an_unknown_name_names_the_near_ones() -> None:
         find("h10-80gb")
     assert "h100-80gb" in caught.value.hint
     with pytest.raises(ConfigError, match="unknown GPU") as caught:
+        find("t5")
+    assert "did you mean t4?" in caught.value.hint
+    with pytest.raises(ConfigError, match="unknown GPU") as caught:
         find("zzzzzz")
     assert "--gpu list" in caught.value.hint
     for counted in ("t4:4", "T4 x4", "t4*4"):
