@@ -98,16 +98,21 @@ def _sentences(time: StepTime) -> Iterator[str]:
         rates.append(f"{used:.0%} of the GPU's peak (MFU)")
     if rates:
         yield ", ".join(rates)
+    yield bounds_text(time)
+    yield (
+        f"prices from measured kernels of this GPU: {time.measured:.0%} of the GPU's time; "
+        "the rest is by models"
+    )
+
+
+def bounds_text(time: StepTime) -> str:
+    """``bound by memory bandwidth 73%, computing 27%``."""
     shares = [
         f"{row.name} {row.ns / time.expected_ns:.0%}"
         for row in time.bounds
         if row.ns >= _LEAST * time.expected_ns
     ]
-    yield f"bound by {', '.join(shares)}" if shares else "nothing bounds it"
-    yield (
-        f"prices from measured kernels of this GPU: {time.measured:.0%} of the GPU's time; "
-        "the rest is by models"
-    )
+    return f"bound by {', '.join(shares)}" if shares else "nothing bounds it"
 
 
 def gpu_table_sections(table: GpuTable) -> list[Section]:
