@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,13 @@ def test_modules_of_equal_layers_are_one_row() -> None:
         ["3.5", "ms", "35%", "1", "Net.head"],
         ["500.0", "us", "5%", "1", "(1", "more)"],
     ]
+
+
+def test_a_table_without_any_place_is_left_out() -> None:
+    nowhere = replace(STEP, by_module=(TimeShare("(no module)", ms(10), 9),))
+    text = printed([*step_time_sections(nowhere, 2)])
+    assert "by line" in text
+    assert "by module" not in text
 
 
 def row(gpu: str, verdict: str, low: float, expected: float, high: float) -> GpuRow:

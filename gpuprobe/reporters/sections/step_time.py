@@ -51,6 +51,8 @@ def step_time_sections(
         ("Time of a step by module", "module", time.by_module),
         ("Time of a step by phase", "phase", time.by_phase),
     ):
+        if all(row.name.startswith("(") for row in rows):
+            continue  # such as a program whose modules are unknown
         sections.append(
             Section(title, (_table(by, rows, time, top),), f"step-time-{by}", f"Time by {by}")
         )
