@@ -56,7 +56,7 @@ class PriceList:
             if not any(map(self.of, gpus)):
                 raise UsageError(
                     f"the price list of {self.date} has no price of {', '.join(gpus)}",
-                    hint=f"it has {', '.join(self.by_gpu)}",
+                    hint="add it to the file, or --price PRICE",
                 )
             return
         unknown = sorted(set(self.by_gpu) - {"", *gpus})
