@@ -107,15 +107,15 @@ def listed(tmp_path: Path, text: str) -> PriceList:
     return prices(str(path))
 
 
-def test_a_price_list_has_a_date_and_every_name_of_a_gpu(tmp_path: Path) -> None:
+def test_a_price_pricedhas_a_date_and_every_name_of_a_gpu(tmp_path: Path) -> None:
     document = {"date": "2026-11-30", "prices": {"H100": 2.5, "l4": 0.7}}
-    found = listed(tmp_path, json.dumps(document))
-    assert found.date == "2026-11-30"
-    assert found.of("h100-80gb") == found.of("h100") == found.of("2xh100-sxm5") == 2.5
-    assert found.of("t4") == 0
-    found.check(["t4", "l4"])
+    priced = listed(tmp_path, json.dumps(document))
+    assert priced.date == "2026-11-30"
+    assert priced.of("h100-80gb") == priced.of("h100") == priced.of("2xh100-sxm5") == 2.5
+    assert priced.of("t4") == 0
+    priced.check(["t4", "l4"])
     with pytest.raises(UsageError, match="the price list of 2026-11-30 has no price of t4"):
-        found.check(["t4"])
+        priced.check(["t4"])
 
 
 @pytest.mark.parametrize(
@@ -130,11 +130,11 @@ def test_a_price_list_has_a_date_and_every_name_of_a_gpu(tmp_path: Path) -> None
         ("{", "Expecting"),
     ],
 )
-def test_a_wrong_price_list_is_refused(tmp_path: Path, text: str, reason: str) -> None:
+def test_a_wrong_price_pricedis_refused(tmp_path: Path, text: str, reason: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=reason):
         listed(tmp_path, text)
 
 
-def test_a_price_list_that_does_not_exist(tmp_path: Path) -> None:
+def test_a_price_pricedthat_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="No such file"):
         prices(str(tmp_path / "prices.json"))

@@ -266,7 +266,7 @@ def _change_table(
 
 
 def _first_cause(result: CheckResult) -> str:
-    """With how much longer a step takes, if it is what the cause is of."""
+    """The cause; with how much longer a step takes, if it explains that."""
     time = _longer_step(result)
     longer = time is not None and time.cause == result.cause
     return f"{_percent(time)} a step: {result.cause}" if time and longer else result.cause
