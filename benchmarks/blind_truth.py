@@ -110,14 +110,14 @@ def words_of(sources: list[Row], results: dict[str, Row]) -> dict[str, dict[str,
 
 
 def counted(words: dict[str, str], kind: str) -> str:
-    """``equal, within 0.5% of all``; of verdicts ``right of all``."""
+    """How many of all are equal, and how many within 0.5%; of verdicts ``right of all``."""
     rows = [word for name, word in words.items() if name[0] == kind]
     if not rows:
         return "–"
     if kind == "v":
         return f"{rows.count('right')} of {len(rows)}"
     equal = rows.count("equal")
-    return f"{equal}, {equal + rows.count('near')} of {len(rows)}"
+    return f"{equal} equal and {equal + rows.count('near')} within 0.5% of {len(rows)}"
 
 
 def cells(words: dict[str, str]) -> list[str]:

@@ -35,6 +35,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gpuprobe._version import __version__
+
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 PROJECT = "/home/me/project"  # what the pages call the scratch directory
@@ -306,7 +308,9 @@ _TIMED_ROW = re.compile(r"\s+\d+\s+[\d.]+ (?:ns|µs|ms|s)\b")
 
 
 def shape(line: str) -> str:
-    """The line without what differs between two good runs: numbers, units' scale, bars."""
+    """The line without what differs between two good runs: numbers, units' scale, bars. gpuprobe's
+    version is compared."""
+    line = line.replace(__version__, "(version)")
     for pattern, replacement in _UNCOMPARED:
         line = pattern.sub(replacement, line)
     return line.strip()

@@ -97,7 +97,7 @@ class DriverUnavailable(EnvironmentUnavailable):
 
 
 class DataError(GpuprobeError):
-    """A file or directory does not hold what it should."""
+    """A file or directory does not hold what it should, or a program uses no memory of the GPU."""
 
 
 class NotARecording(DataError):

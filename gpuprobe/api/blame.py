@@ -109,10 +109,16 @@ class _Change:
 
 
 def change_of(
-    before: Baseline, after: Baseline, root: str, found: BaselineHistory | None
+    before: Baseline,
+    after: Baseline,
+    root: str,
+    found: BaselineHistory | None,
+    *,
+    test: bool = False,
 ) -> _Change | str:
     """The changes to the project since the baseline, from the texts in the baseline and in the
-    repository; or why they are unknown."""
+    repository; or why they are unknown. ``test``: the baseline is that of a test of pytest, which
+    never has texts."""
     now = after.texts
     if not now:
         return "the sources of this run are unknown"
@@ -122,10 +128,7 @@ def change_of(
         required = unknown | (now.keys() - before.files.keys()) | set(found.settings)
         old.update(committed_texts(found, before.files, required, root))
     if not old:
-        return (
-            "the baseline has no sources, and no commit of a repository has them "
-            "(gpuprobe baseline update adds them)"
-        )
+        return _without_sources(found, test)
     ignored = ignored_by_git(now.keys() - old.keys(), root)  # a baseline contains no ignored files
     new = {name: text for name, text in now.items() if name not in ignored}
     for name in old.keys() - new.keys():
@@ -142,6 +145,21 @@ def change_of(
         for side in (old, new)
     )
     return _Change(old, new, hunks, dependents(hunks, old, new), changes(*sources))
+
+
+def _without_sources(found: BaselineHistory | None, test: bool) -> str:
+    """Why there are no texts of the program as it was."""
+    if not test:
+        return (
+            "the baseline has no sources, and no commit of a repository has them "
+            "(gpuprobe baseline update adds them)"
+        )
+    if found is None:
+        return "the baselines of tests have no sources, and this one is in no commit of git"
+    return (
+        "the baselines of tests have no sources, and this one was measured with others than those "
+        f"in its commit, {found.commit[:8]}"
+    )
 
 
 class Blaming:
@@ -521,7 +539,7 @@ def with_causes(
     regressions in another run. It gets the figures of the trials' first run, if there was one; that
     run happens without a budget too, as a run in a new process would take longer."""
     root = os.path.realpath(plan.root or Path.cwd())
-    change = change_of(before, after, root, found)
+    change = change_of(before, after, root, found, test=bool(plan.test))
     if not plan.command:
         return without_trials(repeat(()), change, "a recording cannot be run again")
     if isinstance(change, str):

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from gpuprobe.hazards.findings.results import Hazards
     from gpuprobe.model.findings import Finding
     from gpuprobe.model.run.recording import Recording
+    from gpuprobe.model.run.session import Step
     from gpuprobe.sampler.hooks.precision import PrecisionWatch
     from gpuprobe.sampler.program import Runnable
 
@@ -109,6 +110,7 @@ def measure(
     compute: str = "auto",
     figures_only: bool = False,
     notify: Callable[[str], None] = lambda text: None,
+    on_step: Callable[[Step], None] | None = None,
 ) -> Baseline:
     """Measure a recording, or run a program and measure it.
 
@@ -120,7 +122,7 @@ def measure(
     memory. ``root``: the project's folder, which file names are relative to (default: the working
     directory). ``compute`` is as for `virtual_gpu`.
     ``figures_only``: without explanations of the figures and the program's files.
-    ``notify`` gets a line for each assumption of a simulated GPU.
+    ``notify`` gets a line for each assumption of a simulated GPU, ``on_step`` every step's record.
 
     Raises ProgramFailed if the program fails; KeyboardInterrupt passes through.
     """
@@ -154,6 +156,7 @@ def measure(
                     compute=compute,
                     hazards=hazards,
                     trace_steps="all",
+                    on_step=on_step,
                     holders=False,  # a check compares figures
                     epoch=EpochLimit(epoch) if epoch else None,
                     endless=endless,
@@ -321,7 +324,9 @@ def without_texts(baseline: Baseline) -> Baseline:
 
 
 def measure_as_planned(
-    plan: CheckPlan, notify: Callable[[str], None] = lambda text: None
+    plan: CheckPlan,
+    notify: Callable[[str], None] = lambda text: None,
+    on_step: Callable[[Step], None] | None = None,
 ) -> Baseline:
     """`measure` the program or recording of a plan, in its folder."""
     here = Path.cwd()
@@ -342,6 +347,7 @@ def measure_as_planned(
             root=plan.root,
             compute=plan.compute,
             notify=notify,
+            on_step=on_step,
         )
     finally:
         os.chdir(here)

@@ -80,7 +80,7 @@ from gpuprobe.causes.rules.gradients import LATE_GRADIENTS
 from gpuprobe.causes.rules.holders import late_variable
 from gpuprobe.causes.rules.joins import GROWN
 from gpuprobe.causes.variables import Variables
-from gpuprobe.errors import DataError, ProgramFailed, UsageError
+from gpuprobe.errors import DataError, ProgramFailed
 from gpuprobe.model.actions import OOM
 from gpuprobe.model.causes import Bound, Certainty, Effect, Explanation, MemoryCause, RunEnd
 from gpuprobe.model.io.codec import from_plain
@@ -204,8 +204,8 @@ def explain(
     """Run the program and explain its memory, in about ``budget`` seconds: what has no time left
     is named in the notes. ``notify`` gets a line before each run.
 
-    Raises ProgramFailed if the program fails for another reason than the GPU's memory, UsageError
-    if it does not use the GPU.
+    Raises ProgramFailed if the program fails for another reason than the GPU's memory, or makes no
+    step in its time; DataError if it does not use the GPU.
     """
     from gpuprobe.api.simulated_gpu import load_gpu, require_torch
 
@@ -315,7 +315,7 @@ class _Explaining:
         lives = Biographies(mark.ledger)
         needs = needs_at(lives, mark.event)
         if isinstance(needs, Unavailable):
-            raise UsageError(f"nothing to explain: {needs.reason}")
+            raise DataError(f"nothing to explain: {needs.reason}")
         held = None
         if search:
             held = self._holders(lives, mark, failed=failed)
@@ -395,31 +395,43 @@ class _Explaining:
             seconds *= _OF_THE_FIRST_RUN
         self._notify(f"running the program, for at most {seconds:g} s")
         try:
-            return self._first_run("first.gpuprobe", seconds)
+            recording = self._first_run("first.gpuprobe", seconds)
         except ProgramFailed as failed:
-            seconds = float(int(_OF_THE_FIRST_RUN * (self._until - time.monotonic())))
-            if self._subject.compute != "auto" or seconds < 1:
-                raise
-            self._notify(
-                f"it failed: running it again, for at most {seconds:g} s, with all values computed"
+            return self._computed(failed)
+        if recording is None:
+            raise ProgramFailed(
+                f"the program made no step in {seconds:g} s",
+                hint=f"give it more: --max-seconds {4 * self._budget:g}",
             )
-            self._subject = replace(self._subject, compute="real")
-            try:
-                return self._first_run("computed.gpuprobe", seconds)
-            except ProgramFailed:
-                if (self._folder / "computed.gpuprobe").exists():
-                    raise
-                raise failed from None  # too much to compute
-            except UsageError:  # no step in this time
-                raise ProgramFailed(
-                    f"{failed}; it may have failed by a value that was not computed: {seconds:g} s "
-                    "were too little to compute all",
-                    hint=f"give it more: --compute real --max-seconds {4 * self._budget:g}",
-                ) from None
+        return recording
 
-    def _first_run(self, name: str, seconds: float) -> Recording:
-        """The recording of a run that is stopped after so long. Raises ProgramFailed if the program
-        fails for another reason than the GPU's memory, UsageError if it has made no step then.
+    def _computed(self, failed: ProgramFailed) -> Recording:
+        """The recording of a second run of a program that ``failed``, with all values computed.
+        Raises ``failed`` if there is no time left, or no memory for so many values."""
+        seconds = float(int(_OF_THE_FIRST_RUN * (self._until - time.monotonic())))
+        if self._subject.compute != "auto" or seconds < 1:
+            raise failed
+        self._notify(
+            f"it failed: running it again, for at most {seconds:g} s, with all values computed"
+        )
+        self._subject = replace(self._subject, compute="real")
+        try:
+            recording = self._first_run("computed.gpuprobe", seconds)
+        except ProgramFailed:
+            if (self._folder / "computed.gpuprobe").exists():
+                raise
+            raise failed from None  # too much to compute
+        if recording is None:
+            raise ProgramFailed(
+                f"{failed}; it may have failed by a value that was not computed: {seconds:g} s "
+                "were too little to compute all",
+                hint=f"give it more: --compute real --max-seconds {4 * self._budget:g}",
+            ) from None
+        return recording
+
+    def _first_run(self, name: str, seconds: float) -> Recording | None:
+        """The recording of a run that is stopped after so long; None if it has made no step then.
+        Raises ProgramFailed if the program fails for another reason than the GPU's memory.
         """
         path = self._folder / name
         done = self._run(path, until=time.monotonic() + seconds)
@@ -429,10 +441,7 @@ class _Explaining:
             recording = None
         if done is None:
             if recording is None or not any(rank.steps for rank in recording.ranks):
-                raise UsageError(
-                    f"the program made no step in {seconds:g} s",
-                    hint=f"give it more: --max-seconds {4 * self._budget:g}",
-                )
+                return None
             self._ended = RunEnd.STOPPED
             last = recording.ranks[0].steps[-1]
             step = last.index + (last.ended_by != "end")  # the last one may have no end
@@ -454,7 +463,9 @@ class _Explaining:
             self._environment = JOB_OF_ONE
             return self._first_run("job.gpuprobe", seconds)
         if recording is None and not done.returncode and self._subject.command:
-            raise UsageError("nothing to explain: no process of the command used torch")
+            raise DataError(
+                "nothing to explain: no process of the command used a GPU through torch"
+            )
         if done.returncode or recording is None:
             raise _failed(done, error, self._subject)
         return recording
@@ -1056,7 +1067,7 @@ def _peak_of(recording: Recording) -> tuple[PeakSite, HighWater]:
     sites = [site for site in device_peaks(recording) if site.device.startswith("cuda")]
     site = overall_peak(recording, sites)
     if site is None or not site.device:
-        raise UsageError(
+        raise DataError(
             "the program allocated no memory on the GPU",
             hint="move model and data to the GPU if torch.cuda.is_available(), or with an option "
             "of the script",
@@ -1066,5 +1077,5 @@ def _peak_of(recording: Recording) -> tuple[PeakSite, HighWater]:
         return site, mark
     nearest = nearest_trace(site)  # of a run that was stopped, the last step has no trace
     if nearest is None:
-        raise UsageError(f"the peak cannot be explained: {mark.reason}")
+        raise DataError(f"the peak cannot be explained: {mark.reason}")
     return site, nearest[1]

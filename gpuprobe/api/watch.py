@@ -555,7 +555,6 @@ class _StartedProcesses:
             return
         import tempfile  # 7 ms, which torch has imported
 
-        # They import multiprocessing, as torch does.
         from gpuprobe.sampler.environment import ranks
         from gpuprobe.sampler.processes import children, recorded
 

@@ -75,6 +75,7 @@ class Progress:
     def __init__(self) -> None:
         self._stream = sys.stderr  # the program may replace it
         self._start = monotonic()
+        self._first_step = 0.0  # when it began
         self._text = mmap.mmap(-1, self._SIZE)
 
     def report(self, text: str) -> None:
@@ -82,9 +83,20 @@ class Progress:
         data = text.encode("utf-8", "replace")[: self._SIZE]
         self._text[:] = data.ljust(self._SIZE, b"\0")
 
-    def step(self, index: int, phase: str) -> None:
-        """Report a step and its phase."""
-        self.report(phase if phase == "setup" else f"step {index}, {phase}")
+    def step(self, index: int, phase: str, *, of: int = 0) -> None:
+        """Report a step and its phase, and of how many steps (0: unknown) it is, with the time that
+        the others will take.
+        """
+        now = monotonic()
+        text = f"step {index}, {phase}"
+        if phase == "setup":  # of the first run, or of another one
+            text, self._first_step = phase, 0.0
+        elif not index:
+            self._first_step = self._first_step or now
+        elif index < of and self._first_step:
+            left = (now - self._first_step) / index * (of - index)
+            text += f" ({index} of {of} made, about {left:.0f} s left)"
+        self.report(text)
 
     def line(self) -> str:
         """The line now; "" if nothing was reported."""

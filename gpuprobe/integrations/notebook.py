@@ -17,6 +17,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol
@@ -207,13 +208,10 @@ def _record(cell: _Cell, options: argparse.Namespace) -> Recording:
 
 
 def _estimate(cell: _Cell, options: argparse.Namespace) -> Estimate:
-    from gpuprobe.planning.estimates import estimate
-
-    def step() -> None:
-        cell(simulated=True)
+    from gpuprobe.planning.estimates import estimate_cell
 
     with _one_gpu(options.gpu or _gpu):
-        return estimate(step, options.gpu or _gpu, steps=1)
+        return estimate_cell(partial(cell, simulated=True), options.gpu or _gpu)
 
 
 def _hazards(cell: _Cell, options: argparse.Namespace) -> Hazards:

@@ -13,11 +13,11 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from gpuprobe.errors import (
+    DataError,
     GpuprobeError,
     ProgramFailed,
     TooLarge,
     UnknownValue,
-    UsageError,
     ValueNeeded,
 )
 from gpuprobe.kept_files import KeptFiles
@@ -115,6 +115,19 @@ class EstimatedFunction:
         return done
 
 
+class EstimatedCell(EstimatedFunction):
+    """Calls a function once: its training steps are detected, as those of a program."""
+
+    def __call__(self, measured: NativeMeasurement, recorder: Recorder) -> int:
+        """Run it; returns how many steps it made: of its optimizer, or backward passes if it has
+        none.
+        """
+        counted = FirstEpoch(EpochLimit(sys.maxsize))
+        with counted.watch():
+            self._step()
+            return counted.steps
+
+
 class EstimatedProgram(EstimatedFunction):
     """Runs a program until it ends or has made the requested optimizer steps, and the evaluation
     that follows (`FirstEpoch`). A second run raises `TooLarge` if this machine's memory is too
@@ -199,7 +212,9 @@ class EstimatedProgram(EstimatedFunction):
             raise error
         else:
             assert isinstance(error, Exception)
-            raise self._error(measured, error) from error
+            # A size beyond any GPU is an answer, not a bug that a traceback would show.
+            cause = None if beyond_any_gpu(error) else error
+            raise self._error(measured, error) from cause
 
     def _stopped(self, measured: NativeMeasurement, steps: int, end: Enough) -> None:
         """The program was ended, after ``steps``. Raises ProgramFailed if its time was over before
@@ -343,13 +358,13 @@ def _recorder(path: Path, request: EstimateRequest) -> Recorder:
     )
 
 
-def _unused(run: EstimatedFunction, gpus: int) -> UsageError:
+def _unused(run: EstimatedFunction, gpus: int) -> DataError:
     """The error for a run that used none of its GPUs."""
     if not gpus:
-        return UsageError("the program hides all GPUs", hint="it sets CUDA_VISIBLE_DEVICES")
+        return DataError("the program hides all GPUs", hint="it sets CUDA_VISIBLE_DEVICES")
     if not run.others:
-        return UsageError("nothing was allocated on the GPU", hint=run.unused)
-    return UsageError(
+        return DataError("nothing was allocated on the GPU", hint=run.unused)
+    return DataError(
         "only processes that the program starts use the GPU, not the program itself"
         + (" before it waits for one that was stopped (--steps)" if run.waits else ""),
         hint="estimate what one of them runs, as a script; of a job with --ranks N"

@@ -75,7 +75,7 @@ def estimate(
     ranks on each node (default: the number of GPUs); ``network``: GB/s of each GPU's network
     adapter, without which the time of communication between nodes is not predicted.
 
-    Raises what `virtual_gpu` raises, UsageError if nothing was allocated on the device, and
+    Raises what `virtual_gpu` raises, DataError if nothing was allocated on the device, and
     what ``step`` raises; `ValueNeeded` if it failed after a decision by a value that was not
     computed.
     """
@@ -90,16 +90,30 @@ def estimate(
         network=network,
         per_node=per_node,
     )
+    return _estimate_function(request, step)
+
+
+def estimate_cell(cell: Callable[[], Any], gpu: str) -> Estimate:
+    """Estimate the memory of a notebook's cell, which is called once: its training steps are
+    detected. Raises what `estimate` raises.
+    """
+    return _estimate_function(EstimateRequest(gpu=gpu), cell, once=True)
+
+
+def _estimate_function(
+    request: EstimateRequest, step: Callable[[], Any], *, once: bool = False
+) -> Estimate:
     request.check()
-    load_simulated(gpu)
-    from gpuprobe.planning.estimated_run import EstimatedFunction, measure
+    load_simulated(request.gpu)
+    from gpuprobe.planning.estimated_run import EstimatedCell, EstimatedFunction, measure
     from gpuprobe.planning.peers import Job
 
     request = _with_nodes(request)
+    kind = EstimatedCell if once else EstimatedFunction
 
     def attempt(request: EstimateRequest) -> Attempt:
-        job = Job(rank, ranks) if ranks > 1 else None
-        return measure(EstimatedFunction(step, steps), request, job)
+        job = Job(request.one_rank, request.ranks) if request.ranks > 1 else None
+        return measure(kind(step, request.steps), request, job)
 
     return estimate_with(request, attempt, lambda request, seconds: attempt(request).estimate)
 
@@ -127,7 +141,7 @@ def estimate_program(
     ``alternatives`` yields the changes, by default those of any script. ``progress`` is called with
     the number of the step and its phase when that changes.
 
-    Raises what `load_simulated` raises, UsageError for an invalid request and if nothing was
+    Raises what `load_simulated` raises, UsageError for an invalid request, DataError if nothing was
     allocated on the device, ProgramFailed if the program raises an exception, `ValueNeeded` if a
     value that was not computed may have caused it, or the lack of any training step.
     """

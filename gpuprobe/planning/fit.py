@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from gpuprobe.catalogue.gpus import alternatives, parse_spec
-from gpuprobe.errors import ProgramFailed, UsageError
+from gpuprobe.errors import DataError, ProgramFailed, UsageError
 from gpuprobe.model.io.codec import from_plain
 from gpuprobe.model.plans.assumptions import Assumptions
 from gpuprobe.model.plans.fit import Fit, FitChoice, FitSuggestion, Trial
@@ -37,7 +37,7 @@ from gpuprobe.planning.alternatives import (
 )
 from gpuprobe.planning.estimates import SUFFICIENT, estimate, require_torch
 from gpuprobe.planning.program import parameter_source
-from gpuprobe.planning.trials import TOO_SLOW, Document, EstimateServer
+from gpuprobe.planning.trials import TOO_SLOW, Document, EstimateServer, failure
 from gpuprobe.planning.verdict import usual_room
 
 
@@ -96,8 +96,9 @@ def fit_program(
             if one.stopped:
                 break
         left_out = [f"{_label(case)}: {searches[-1].stopped}" for case in cases[len(searches) :]]
-        if all(one.failed for one in searches):
-            raise ProgramFailed(searches[0].failed)
+        errors = [one.error for one in searches if one.error is not None]
+        if len(errors) == len(searches):
+            raise errors[0]
         best = max(searches, key=lambda one: (one.choice().total, not one.failed))
         suggestions: list[FitSuggestion] = []
         stopped = next(filter(None, (one.stopped for one in searches)), "")
@@ -228,7 +229,7 @@ class _CaseSearch:
     def __init__(self, runner: _Runner, case: EstimateRequest, least: int, most: int) -> None:
         self.runner = runner
         self.case = case
-        self.failed = ""
+        self.error: ProgramFailed | DataError | None = None
         self.stopped = ""
         """Why the search ended before its result was known."""
         self._bounds = least, most
@@ -245,7 +246,7 @@ class _CaseSearch:
             if not self._tried:
                 if isinstance(end, KeyboardInterrupt):
                     raise
-                self.failed = f"no estimate was made: {end}"
+                self.error = ProgramFailed(f"no estimate was made: {end}")
             self.stopped = _reason(end)
 
     def _search(self, start: int, near: bool) -> None:
@@ -258,7 +259,7 @@ class _CaseSearch:
             start = least
             first = runner.document(self.case, start)
         if "error" in first:
-            self.failed = f"with {runner.argument} {start}: {first['error']}"
+            self.error = failure(first, f"with {runner.argument} {start}: ")
             runner.notify(self.failed)
             return
         self._gpu = {"gpu": str(first["gpu"]), "capacity": Bytes(first["capacity"])}
@@ -273,6 +274,11 @@ class _CaseSearch:
         search(
             runner.trials(self.case, left=left), least, most, self._tried, start=start, near=near
         )
+
+    @property
+    def failed(self) -> str:
+        """Why no value was estimated; "" if one was."""
+        return "" if self.error is None else str(self.error)
 
     @property
     def needs(self) -> dict[int, int]:

@@ -16,6 +16,7 @@ from gpuprobe.model.text import ranges
 from gpuprobe.model.values import Unavailable
 from gpuprobe.planning.peers import Peers
 from gpuprobe.planning.program import ProgramStart
+from gpuprobe.planning.trials import failure
 from gpuprobe.processes import last_document, last_line
 from gpuprobe.reporters.json.plans import ESTIMATE
 
@@ -136,8 +137,7 @@ def _estimate(rank: int, job: Peers) -> Estimate:
         last = last_line(output) or "no output"
         raise ProgramFailed(f"rank {rank} ended without an estimate: {last}")
     if "error" in document:
-        text = f"rank {rank}: {document['error']}"
-        raise ProgramFailed(text, hint=document.get("hint", ""))
+        raise failure(document, f"rank {rank}: ")
     return ESTIMATE.read(document)
 
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from gpuprobe import processes
-from gpuprobe.errors import ProgramFailed, TooLarge
+from gpuprobe.errors import DataError, ProgramFailed, TooLarge
 from gpuprobe.model.io.codec import to_plain
 from gpuprobe.model.plans.estimate import Estimate
 from gpuprobe.model.plans.request import EstimateRequest, PriceList
@@ -66,9 +66,16 @@ def second_run(
     if "too_large" in document:
         raise TooLarge(document["too_large"])
     if "error" in document:
-        text = f"{document['error']} (in a second run, with all values: {request.why})"
-        raise ProgramFailed(text, hint=document.get("hint", ""))
+        raise failure(document, after=f" (in a second run, with all values: {request.why})")
     return ESTIMATE.read(document)
+
+
+def failure(document: Document, before: str = "", after: str = "") -> ProgramFailed | DataError:
+    """The error in the document of an estimate that was not made: DataError if the program uses no
+    memory of the GPU. ``before`` and ``after`` surround its text.
+    """
+    kind = DataError if document.get("without_gpu") else ProgramFailed
+    return kind(f"{before}{document['error']}{after}", hint=document.get("hint", ""))
 
 
 def _without(code: int, log: str = "") -> Document:

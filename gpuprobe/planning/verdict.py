@@ -46,14 +46,14 @@ def verdict_of(need: NeededMemory, within: Callable[[int], WhatIfOutcome]) -> tu
     best = within(need.capacity - need.outside_low)
     if best.would_oom == best.orders:
         return NOT, (
-            f"with {capacity} an allocation fails in all {best.orders} simulations, also after all "
-            "cached memory was released"
+            f"it runs out of memory with {capacity}, also after torch has released all cached "
+            "memory"
         )
     worst = within(need.capacity - need.outside_high)
     if worst.would_oom:
         return WITHIN_MARGIN, (
-            f"with {capacity} an allocation fails in {worst.would_oom} of {worst.orders} "
-            "simulations, which differ in the addresses that the driver returns"
+            f"with {capacity} it depends on the addresses that the driver returns: of "
+            f"{worst.orders} simulations with different ones, {worst.would_oom} run out of memory"
         )
     tight = round(need.allocated * (1 + MARGIN)) + need.outside_high
     if tight > need.capacity:

@@ -314,7 +314,8 @@ class Meter:
             path.parent.mkdir(parents=True, exist_ok=True)
             # With digests only: each test has a baseline, and many import the same files.
             root = str(config.rootpath)
-            write_baseline(without_texts(with_modules(self._baseline, root)), path)
+            with _own_remedy():
+                write_baseline(without_texts(with_modules(self._baseline, root)), path)
             return
         if not path.exists():
             yield (
@@ -324,7 +325,9 @@ class Meter:
             return
         assert self._limits.regression is not None
         root = str(config.rootpath)
-        before, allowed = read_baseline(path), self._limits.regression
+        allowed = self._limits.regression
+        with _own_remedy():
+            before = read_baseline(path)
         result = compare(before, self._baseline, allowed, path=path, root=root)
         if any(item.name in allowed for item in result.regressions):
             now = with_modules(self._baseline, root)
@@ -389,6 +392,18 @@ class Meter:
     def _shown(self, path: Path) -> str:
         root = self._item.config.rootpath
         return str(path.relative_to(root) if path.is_relative_to(root) else path)
+
+
+@contextmanager
+def _own_remedy() -> Iterator[None]:
+    """Inside, an error of a baseline's file has the remedy of this plugin, not of the commands."""
+    from gpuprobe.errors import DataError, UsageError
+
+    try:
+        yield
+    except (DataError, UsageError) as error:
+        hint = "delete it, or choose another folder (--gpuprobe-baselines); then run pytest "
+        raise type(error)(str(error), hint=f"{hint}--gpuprobe-update-baseline") from None
 
 
 def _allocated() -> list[int]:

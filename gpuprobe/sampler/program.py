@@ -185,14 +185,19 @@ def python_restored() -> Iterator[None]:
         *((os, name, value) for name, value in vars(os).items() if callable(value)),
     ]
     register, get, put = threading._register_atexit, getattr, setattr  # type: ignore[attr-defined]
+    at_exit = atexit.register
     try:
         yield
     finally:
         stop()
         removed = [name for name in before if name not in modules]
+        # The interpreter waits for the threads of the module that has the name; of none, without.
+        if "threading" in removed:
+            removed.remove("threading")
+            register = at_exit
+        else:
+            register = get(modules["threading"], "_register_atexit", register)
         modules.update((name, before[name]) for name in removed)
-        # The interpreter waits for the threads of the module that has the name.
-        register = get(modules["threading"], "_register_atexit", register)
         for name in removed:
             register(modules.pop, name, None)
         for owner, name, value in own:
@@ -214,7 +219,7 @@ def _end_child(error: BaseException | None) -> NoReturn:
     elif error is not None:
         code = show(error)
     threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
+    _run_exit_functions()
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name, None)
         try:
@@ -222,9 +227,34 @@ def _end_child(error: BaseException | None) -> NoReturn:
                 stream.flush()
         except BaseException as failure:  # noqa: BLE001 - as Python does
             if name == "stdout":
-                _print(f"Exception ignored in: {stream!r}\n{type(failure).__name__}: {failure}\n")
+                _print(_ignored(stream, failure))
             code = 120
     os._exit(code & 0xFF)
+
+
+def _ignored(stream: object, error: BaseException) -> str:
+    """What Python prints of an error in a stream that it flushes at its end."""
+    trace = error.__traceback__ and error.__traceback__.tb_next  # without the call here
+    lines = traceback.format_exception_only(error)
+    if trace is not None:
+        lines[:0] = ["Traceback (most recent call last):\n", *traceback.format_tb(trace)]
+    return f"Exception ignored in: {stream!r}\n{''.join(lines)}"
+
+
+def _run_exit_functions() -> None:
+    """Run what ``atexit`` has. Where the interpreter does, no frame is active, which Python would
+    show for the error of a function in C.
+    """
+    hook = sys.unraisablehook
+
+    def without_this_file(shown: Any) -> None:
+        trace = shown.exc_traceback
+        if trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+            shown = type(shown)((*shown[:2], None, *shown[3:]))
+        hook(shown)
+
+    sys.unraisablehook = without_this_file
+    atexit._run_exitfuncs()
 
 
 def exit_code(error: SystemExit) -> int:

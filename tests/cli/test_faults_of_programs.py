@@ -197,6 +197,27 @@ STREAMS_AND_CODES: Final = {
     ),
     "a child raises": "import os\nif os.fork() == 0:\n    1 / 0\nprint(os.wait()[1] >> 8)",
     "a child exits": "import os\nif not os.fork(): raise SystemExit(3)\nprint(os.wait()[1] >> 8)",
+    "a child whose end fails": (
+        "import atexit, os, sys\natexit.register(sys.exit, 21)\n"
+        "if os.fork(): print(os.wait()[1] >> 8, flush=True); os._exit(0)"
+    ),
+    "a child's stdout cannot be flushed": (
+        "import os, sys\nclass Own:\n"
+        "    def flush(self): raise RuntimeError('no')\n"
+        "    def __repr__(self): return 'own'\n"
+        "sys.stdout = Own()\n"
+        "if os.fork(): os.write(1, str(os.wait()[1] >> 8).encode()); os._exit(0)"
+    ),
+    "modules with exit functions": (
+        "import sys; print('multiprocessing.util' in sys.modules, 'torch' in sys.modules)"
+    ),
+    "a thread waits, and its module is removed": (
+        "import json, sys, threading\nstopping = threading.Event()\n"
+        "def work(): stopping.wait(60); open('stopped', 'w')\n"
+        "threading.Thread(target=work).start(); threading._register_atexit(stopping.set)\n"
+        "for name in ('json', 'threading'): del sys.modules[name]\n"
+        "import atexit; atexit.register(lambda: print('json' in sys.modules))"
+    ),
     "exit in the hook": "import sys; sys.excepthook = lambda *_: sys.exit(3); 1 / 0",
     "recursion": DEPTH + "recurse(); print(sys.getrecursionlimit())",
     "recursion, another limit": DEPTH

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuprobe.cli.status_line import INTERVAL, StatusLine, importing, text_of
+from gpuprobe.cli import status_line
+from gpuprobe.cli.status_line import INTERVAL, Progress, StatusLine, importing, text_of
 from gpuprobe.model.memory import AllocatorCounts
 from gpuprobe.model.run.session import DeviceWindow, HostWindow, Step
 from gpuprobe.model.values import Bytes, Peak
@@ -103,6 +104,21 @@ def test_a_stopped_terminal_holds_up_nobody() -> None:
     assert shown == text_of(STEP) + "\r\n"
 
 
+def test_the_time_left_of_an_estimate_is_that_of_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(status_line, "monotonic", lambda: now)
+    progress = Progress()
+    progress.step(0, "setup", of=4)
+    now = 130.0
+    progress.step(0, "forward", of=4)
+    assert progress.line() == "gpuprobe: step 0, forward · 30 s"
+    now = 140.0
+    progress.step(1, "forward", of=4)
+    assert progress.line() == ("gpuprobe: step 1, forward (1 of 4 made, about 30 s left) · 40 s")
+    progress.step(4, "evaluation", of=4)
+    assert "left" not in progress.line()
+
+
 PROGRAM = """
 import sys, torch
 weight = torch.nn.Parameter(torch.ones(4))
@@ -115,20 +131,19 @@ print("terminal", sys.stdout.isatty(), type(sys.stdout).__name__)
 """
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
-def test_the_programs_streams_are_its_own_on_a_real_terminal(tmp_path: Path) -> None:
+def shown_on_a_terminal(folder: Path, *words: str) -> str:
+    """What a command prints to a terminal, with a status line for every step."""
     import pty
 
-    (tmp_path / "train.py").write_text(PROGRAM)
     main, side = pty.openpty()
     program = (
         "import sys, gpuprobe.cli.status_line as line\n"
         "line.INTERVAL = 0.0\n"
         "from gpuprobe.cli import main\n"
-        "sys.exit(main(['run', 'train.py']))"
+        f"sys.exit(main({list(words)}))"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", program], cwd=tmp_path, stdin=side, stdout=side, stderr=side
+        [sys.executable, "-c", program], cwd=folder, stdin=side, stdout=side, stderr=side
     )
     os.close(side)
     read = b""
@@ -138,8 +153,24 @@ def test_the_programs_streams_are_its_own_on_a_real_terminal(tmp_path: Path) -> 
     except OSError:  # the other side is closed
         pass
     os.close(main)
-    assert process.wait() == 0
-    text = read.decode().replace("\r\n", "\n")
+    assert process.wait() == 0, read
+    return read.decode().replace("\r\n", "\n")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_a_baselines_run_shows_its_steps(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM.replace("torch.ones(4)", "torch.ones(4).cuda()"))
+    words = ["baseline", "update", "--gpu", "t4", "--baseline", "memory.json", "train.py"]
+    text = shown_on_a_terminal(tmp_path, *words)
+    assert re.search(
+        r"^gpuprobe: step \d+ · .* · cuda:0 peak [\d.]+ \w+ allocated", text, re.MULTILINE
+    )
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_the_programs_streams_are_its_own_on_a_real_terminal(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    text = shown_on_a_terminal(tmp_path, "run", "train.py")
     pattern = r"gpuprobe: step \d+ · [\d.]+ [mµ]?s · [\d.]+ MiB resident\n"
     rest, shown = re.subn(pattern, "", text)  # they may stand within a line of the program's
     assert shown

@@ -8,6 +8,8 @@ import blocks
 import generate
 import pytest
 
+import gpuprobe
+
 
 @pytest.fixture
 def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -99,6 +101,7 @@ def test_shapes_keep_words_and_drop_numbers() -> None:
     assert blocks.same_shape(["a  1.5 MiB ▁▂█ in 3 ms"], ["a 200 B ▇▇▇▇ in 1.25 s"])
     assert not blocks.same_shape(["parameters 1 B"], ["gradients 1 B"])
     assert not blocks.same_shape(["rank0 1"], ["rank1 1"])
+    assert not blocks.same_shape(["gpuprobe 0.0.1"], [f"gpuprobe {gpuprobe.__version__}"])
     assert not blocks.same_shape(["a", "b"], ["b", "a"])
 
 

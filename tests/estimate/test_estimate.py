@@ -16,7 +16,7 @@ import warm_python
 
 import gpuprobe
 from gpuprobe.api.render import render
-from gpuprobe.errors import ConfigError, UsageError
+from gpuprobe.errors import ConfigError, DataError, UsageError
 from gpuprobe.model.plans.estimate import FITS, NOT, RELEASING, WITHIN_MARGIN, Estimate
 from gpuprobe.model.plans.request import EstimateRequest
 from gpuprobe.planning.estimates import estimate_program
@@ -202,14 +202,14 @@ def test_memory_that_goes_on_growing_is_said() -> None:
 def test_a_program_that_stays_on_the_cpu_is_told_so(tmp_path: Path) -> None:
     path = tmp_path / "cpu.py"
     path.write_text("import torch\ntorch.nn.Linear(4, 4)(torch.randn(2, 4))\n")
-    with pytest.raises(UsageError, match="nothing was allocated") as caught:
+    with pytest.raises(DataError, match="nothing was allocated") as caught:
         estimate_program(EstimateRequest(str(path), gpu="t4"))
     assert "ran on the CPU" in caught.value.hint
 
 
 @pytest.mark.simulated
 def test_what_cannot_be_estimated() -> None:
-    with pytest.raises(UsageError, match="nothing was allocated on the GPU"):
+    with pytest.raises(DataError, match="nothing was allocated on the GPU"):
         gpuprobe.estimate(lambda: None)
     with pytest.raises(UsageError):
         gpuprobe.estimate(build(), steps=0)

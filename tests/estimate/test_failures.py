@@ -202,3 +202,4 @@ def test_more_than_the_machine_has_addresses_for_does_not_fit(tmp_path: Path) ->
         f"gpuprobe: error: does not fit on any GPU: at {script}:3 the program asks for "
         "4194304.00 GiB at once, more than this machine has addresses for"
     )
+    assert "Traceback" not in done.stderr  # it is an answer, not a crash

@@ -12,6 +12,8 @@ import subprocess
 import sys
 import threading
 import time
+from os import mkdir as _mkdir  # another part replaces them
+from os import unlink as _unlink
 from types import FrameType
 
 from parts import PLACES, Run, ending, part
@@ -234,6 +236,8 @@ def deletes_its_recording(run: Run) -> None:
 def replaces_its_recording_by_a_file(run: Run) -> None:
     path = os.environ["FAULTS_RECORDING"]
     shutil.rmtree(path, ignore_errors=True)
+    if os.path.isdir(path):  # another part has replaced what removes it
+        return
     with open(path, "w") as file:
         file.write("the program's\n")
 
@@ -242,8 +246,8 @@ def replaces_its_recording_by_a_file(run: Run) -> None:
 def replaces_the_files_of_its_recording(run: Run) -> None:
     for folder, _, names in os.walk(os.environ["FAULTS_RECORDING"]):
         for name in names:
-            os.unlink(os.path.join(folder, name))
-            os.mkdir(os.path.join(folder, name))
+            _unlink(os.path.join(folder, name))
+            _mkdir(os.path.join(folder, name))
 
 
 @part()

@@ -290,6 +290,15 @@ def test_a_failing_script(tmp_path: Path) -> None:
     assert "planted" in done.stderr
 
 
+def test_a_script_that_uses_no_gpu_ends_as_in_other_commands(tmp_path: Path) -> None:
+    script = tmp_path / "cpu.py"
+    script.write_text("import torch\nN = 2\ntorch.nn.Linear(N, 4)(torch.randn(2, N))\n")
+    done = run(str(script), "--arg", "N")
+    assert done.returncode == 4
+    assert "error: with N 1: nothing was allocated on the GPU" in done.stderr
+    assert "hint: the program ran on the CPU" in done.stderr
+
+
 def test_an_unknown_gpu_is_said_at_once(script: Path) -> None:
     done = run(str(script), "--arg", "batch_size", "--gpu", "h1000")
     assert done.returncode == 2

@@ -27,6 +27,13 @@ CELLS = [
     *re.findall(r"^```ipython\n(.*?)\n```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL),
     "%%gpuprobe estimate --gpu none-such\npass",
     "%%gpuprobe --levl=trace\npass",
+    """%%gpuprobe estimate
+net = torch.nn.Linear(64, 64).cuda()
+adam = torch.optim.Adam(net.parameters())
+for _ in range(3):
+    net(torch.randn(8, 64, device="cuda")).sum().backward()
+    adam.step()
+    adam.zero_grad()""",
 ]
 
 
@@ -61,6 +68,10 @@ def test_an_estimate_names_lines_of_other_cells_too(
     assert "a100-40gb: fits" in page
     assert "<b>In [4]:2</b>" in page
     assert shown(executed[3], "text/plain").startswith("<estimate for a100-40gb: fits, ")
+
+
+def test_an_estimate_counts_the_steps_in_the_cell(executed: list[nbformat.NotebookNode]) -> None:
+    assert "3 training steps, torch " in shown(executed[9])
 
 
 def test_a_race_is_shown_with_the_source_of_its_cell_and_a_fix(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm_python
 from native_commands import gpuprobe
 
 MIB = 1 << 20
@@ -1111,7 +1112,8 @@ def test_of_a_job_each_rank_is_explained(tmp_path: Path, rows: str) -> None:
     )
     options = ("--gpu", "2xt4", "--compute", "shapes", "--max-seconds", "900")
     command = ("torchrun", "--standalone", "--nproc-per-node", "2", "train.py")
-    done = gpuprobe("explain", "--json", *options, "--", *command, cwd=tmp_path)
+    ranks = warm_python.ranks()
+    done = gpuprobe("explain", "--json", *options, "--", *command, cwd=tmp_path, **ranks)
     found = json.loads(done.stdout)
     assert found["program"] == " ".join(command)
     assert (found["device"], found["ended"]) == ("cuda:1", "complete")
@@ -1142,11 +1144,11 @@ time.sleep(600)
 
 def test_a_program_that_does_not_end_is_explained_as_far_as_it_came(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(ENDLESS)
-    options = ("--gpu", "t4", "--compute", "shapes", "--max-seconds", "60")
+    options = ("--gpu", "t4", "--compute", "shapes", "--max-seconds", "24")
     done = gpuprobe("explain", "--json", *options, "train.py", cwd=tmp_path)
     found = json.loads(done.stdout)
     assert found["ended"] == "stopped"
-    assert re.fullmatch(r"after 30 s, in step \d+", found["detail"])
+    assert re.fullmatch(r"after 12 s, in step \d+", found["detail"])
     first = found["causes"][0]
     assert first["kept_at"]["line"] == line_of(ENDLESS, "kept.append")
     assert "kept" in first["sentence"]
@@ -1160,7 +1162,7 @@ def test_a_program_without_a_step_in_the_time_is_one_line(tmp_path: Path) -> Non
     """In a new process: a warm one has imported torch, and records from the start."""
     (tmp_path / "train.py").write_text("import time; time.sleep(600)")
     done = gpuprobe("explain", "--max-seconds", "6", "train.py", cwd=tmp_path, cold=True)
-    assert (done.returncode, done.stdout) == (2, "")
+    assert (done.returncode, done.stdout) == (5, "")
     assert "the program made no step in 3 s" in done.stderr
     assert "--max-seconds 24" in done.stderr
 
@@ -1171,7 +1173,7 @@ def test_a_program_without_a_step_in_the_time_is_one_line(tmp_path: Path) -> Non
         ("raise ValueError('no data')\n", 5, "the program failed: ValueError: no data"),
         ("import sys; sys.exit(3)\n", 5, "the program ended with code 3\n"),
         ("input()\n", 5, "EOFError"),
-        ("print('nothing')\n", 2, "allocated no memory on the GPU"),
+        ("print('nothing')\n", 4, "allocated no memory on the GPU"),
     ],
 )
 def test_what_cannot_be_explained_is_one_line(

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 import gpuprobe
-from gpuprobe.errors import UsageError
+from gpuprobe.errors import DataError
 from gpuprobe.torch_support.process_gpus import NAME, visible
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -68,7 +68,7 @@ def test_a_program_that_hides_all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(NAME, "")
         assert not torch.cuda.is_available()
 
-    with pytest.raises(UsageError, match="hides all GPUs"):
+    with pytest.raises(DataError, match="hides all GPUs"):
         gpuprobe.estimate(step, "t4", steps=1)
 
 

@@ -362,7 +362,8 @@ def test_baselines_are_written_by_workers(written: Done, project: Path) -> None:
     assert written.summary.count("peak ") == 6
     why = written.why("test_foreign")
     assert "is not a gpuprobe baseline" in why
-    assert "hint: " in why
+    assert "then run pytest --gpuprobe-update-baseline" in why
+    assert "baseline update" not in why
     assert files[FOREIGN_FILE] == FOREIGN
 
 
@@ -378,7 +379,9 @@ def test_a_regression_is_told_with_its_line(changed: Done, project: Path) -> Non
     why = changed.why("test_grows")
     assert "is +336.0 KiB above the baseline (1% accepted)\n  first cause: +" in why
     assert re.search(r"test_baselines\.py:(9|10) in total", why), why
-    assert "is not a gpuprobe baseline" in changed.why("test_foreign")
+    foreign = changed.why("test_foreign")
+    assert "is not a gpuprobe baseline" in foreign
+    assert "then run pytest --gpuprobe-update-baseline" in foreign
     assert baseline_files(project)[FOREIGN_FILE] == FOREIGN
 
 

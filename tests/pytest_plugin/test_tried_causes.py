@@ -120,13 +120,18 @@ def test_a_test_that_fails_does_not_need_less(project: Path) -> None:
     assert "net/model.py:9 in evaluate" in cause
 
 
-def test_without_the_old_source_it_says_that_nothing_was_tried(project: Path) -> None:
+def test_without_a_repository_the_line_is_named_by_rules_and_nothing_is_tried(
+    project: Path,
+) -> None:
     (project / ".git").rename(project / "git")
     try:
         text = why(project)
     finally:
         (project / "git").rename(project / ".git")
-    assert "changes were not tried: the baseline has no sources" in text
+    assert "net/model.py:9 in evaluate" in text.partition("first cause: ")[2].splitlines()[0]
+    assert "changes were not tried: the baselines of tests have no sources" in text
+    assert "in no commit of git" in text
+    assert "baseline update" not in text
 
 
 @pytest.mark.parametrize("value", ["soon", "-3", "nan"])

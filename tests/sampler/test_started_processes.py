@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 import gpuprobe
 from gpuprobe.api import watch
-from gpuprobe.errors import UsageError
+from gpuprobe.errors import DataError, UsageError
 from gpuprobe.model.plans.request import EstimateRequest
 from gpuprobe.planning import processes as started_processes
 from gpuprobe.planning.estimates import estimate_program
@@ -318,7 +318,7 @@ def starts_only() -> None:
 @pytest.mark.simulated
 def test_an_estimate_of_a_program_that_uses_no_gpu_itself_has_a_hint(tmp_path: Path) -> None:
     request = EstimateRequest(gpu="t4", compute="shapes")
-    with pytest.raises(UsageError, match="only processes that the program starts") as caught:
+    with pytest.raises(DataError, match="only processes that the program starts") as caught:
         estimate_program(request, script(tmp_path, starts_only))
     assert "--ranks" in caught.value.hint
 
@@ -348,7 +348,7 @@ def test_an_estimate_does_not_wait_for_what_will_never_come(
     """A process is stopped after its steps, so what it would have sent does not arrive."""
     monkeypatch.setattr(started_processes, "_PATIENCE_S", 0.5)
     before = signal.getsignal(signal.SIGURG)
-    with pytest.raises(UsageError, match="waits for one that was stopped") as raised:
+    with pytest.raises(DataError, match="waits for one that was stopped") as raised:
         estimate_program(EstimateRequest(gpu="t4"), script(tmp_path, waits_for_an_answer, 4))
     assert "more --steps" in raised.value.hint
     assert signal.getsignal(signal.SIGURG) == before

@@ -35,6 +35,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 import weakref
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -580,9 +581,12 @@ def _flushed(name: str) -> bool:
         stream.flush()  # type: ignore[union-attr]
     except Exception as error:  # noqa: BLE001 - of the program's stream
         if name == "stdout":
-            text = f"Exception ignored in: {stream!r}\n{type(error).__name__}: {error}\n"
+            trace = error.__traceback__ and error.__traceback__.tb_next
+            lines = traceback.format_exception_only(error)
+            if trace is not None:
+                lines[:0] = ["Traceback (most recent call last):\n", *traceback.format_tb(trace)]
             with contextlib.suppress(OSError, ValueError, AttributeError):
-                sys.stderr.write(text)
+                sys.stderr.write(f"Exception ignored in: {stream!r}\n{''.join(lines)}")
         return False
     return True
 

@@ -27,6 +27,7 @@ from gpuprobe.cli.options import (
     positive,
     seconds,
 )
+from gpuprobe.cli.status_line import StatusLine
 from gpuprobe.errors import EnvironmentUnavailable, ProgramFailed, UsageError
 
 if TYPE_CHECKING:
@@ -210,7 +211,7 @@ def measured(plan: CheckPlan, *, alone: bool = True) -> Baseline:
     if not alone:
         return measure_apart(plan, shown=True)
     with output_to_stderr():
-        return measure_as_planned(plan, stderr.note)
+        return measure_as_planned(plan, stderr.note, StatusLine().step)
 
 
 def run(args: argparse.Namespace) -> int:

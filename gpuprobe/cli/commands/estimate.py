@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -154,7 +155,7 @@ def _estimate(
             request,
             alternatives=None if model is None else model.alternatives,
             notify=_notify,
-            progress=None if progress is None else progress.step,
+            progress=None if progress is None else partial(progress.step, of=request.steps),
         )
     if model is not None:
         estimate = replace(estimate, model=model.choices)

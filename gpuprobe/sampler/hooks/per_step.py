@@ -150,13 +150,19 @@ def _place(module: Module, name: str, counted: set[int]) -> Iterator[Placed]:
 
 def _by_device(modules: Iterable[Module], counted: set[int]) -> tuple[dict[str, int], set[int]]:
     """The bytes that these modules hold directly, by device, and the ids of their tensors; without
-    ``counted`` ones.
+    ``counted`` ones, and without the buffers of one number on the CPU, such as the counter of
+    torch's own `AveragedModel`: operators take them with tensors of a GPU.
     """
     found: dict[str, int] = {}
     new: set[int] = set()
     for module in modules:
+        numbers = {
+            id(tensor)
+            for tensor in module._buffers.values()
+            if tensor is not None and not tensor.dim() and tensor.device.type == "cpu"
+        }
         for tensor in (*module._parameters.values(), *module._buffers.values()):
-            if tensor is None or id(tensor) in counted or id(tensor) in new:
+            if tensor is None or any(id(tensor) in ids for ids in (numbers, counted, new)):
                 continue
             new.add(id(tensor))
             for plain in plain_tensors(tensor):

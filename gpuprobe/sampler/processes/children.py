@@ -9,8 +9,6 @@ workers of a DataLoader, are not changed: nothing else is imported, hooked or wr
 from __future__ import annotations
 
 import base64
-import multiprocessing.connection
-import multiprocessing.queues
 import os
 import pickle
 import sys
@@ -183,6 +181,9 @@ def _begin_as_rank() -> None:
 
 def _before_messages(action: Callable[[], None]) -> None:
     """Call ``action`` before this process sends or awaits a message, including items of queues."""
+    import multiprocessing.connection  # not before the program runs: it registers an exit function
+    import multiprocessing.queues
+
     places: dict[Any, tuple[str, ...]] = {
         multiprocessing.connection.Connection: ("_send_bytes", "_recv_bytes", "_poll"),
         multiprocessing.queues.Queue: ("put",),  # its items are sent by a thread

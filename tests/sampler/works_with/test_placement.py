@@ -79,6 +79,19 @@ def test_a_module_left_on_the_cpu() -> None:
     assert dict(found.evidence)["bytes"] == str((64 * 4 + 4) * 4)
 
 
+def test_the_counter_of_an_averaged_model_may_be_on_the_cpu() -> None:
+    kept: list[nn.Module] = []
+
+    def program() -> None:
+        net = Net().cuda()
+        kept.append(torch.optim.swa_utils.AveragedModel(net))
+        kept[-1](torch.randn(8, 16, device="cuda"))
+        assert kept[-1].n_averaged.device.type == "cpu"
+        trained(net, pin_memory=True)
+
+    assert findings(program, "a100-40gb") == []
+
+
 def test_a_model_on_the_cpu_counts_if_the_program_calls_or_trains_it() -> None:
     kept: list[Any] = []  # an average of the weights, say, or a model of an earlier program
 

@@ -156,10 +156,10 @@ def _without_cause(report: Report) -> tuple[str, str, str]:
     needless = 0
     if not isinstance(report.needs, Unavailable):
         needless = report.needs.bytes_of(*(need for need in Need if need.needless))
-    text = "no large part of it is there without need"
+    why = "all that was traced is needed"
     if needless:
-        text += f" ({human_bytes(needless)} in all are not used again)"
-    text = f"{text}; {_largest(report)}"
+        why = f"{human_bytes(needless)} of the peak are not used again"
+    text = f"none found: {why}; {_largest(report)}"
     smaller = "" if isinstance(report.needs, Unavailable) else report.needs.smaller
     return text, fix or smaller, saves or "not tried"
 
@@ -202,10 +202,9 @@ def _more(report: Report) -> str:
             options = [] if gpu == "GPU" else ["--gpu", gpu]
             return shlex.join(["gpuprobe", "run", "--level", "trace", *options, *argv])
         if not isinstance(report.needs, Unavailable):
-            found = (
-                "finds what holds it, and tries the fix" if main_cause(report) else "explains it"
-            )
-            return f"{explain_command(report)}   ({found})"
+            caused = main_cause(report) is not None
+            does = "finds what holds it, and tries the fix" if caused else "looks closer"
+            return f"{explain_command(report)}   ({does})"
     command = estimate_command(report)
     return command or f"gpuprobe report -v {shlex.quote(report.recording.path)}"
 
