@@ -34,9 +34,20 @@ ROOT = Path(__file__).resolve().parent.parent
 # Tests with the mark `simulated` of a folder, which run in a process with a simulated GPU.
 SIMULATED = "tests/native/test_marked_gpu.py::test_files[simulated-{}]"
 
+
+def _on_gpus(folder: str) -> tuple[str, ...]:
+    """The tests of a folder with the mark `gpu`, each file in a process with simulated GPUs."""
+    found = sorted((ROOT / "tests" / folder).glob("test_*.py"))
+    names = [path.name for path in found if "pytest.mark.gpu" in path.read_text("utf-8")]
+    return tuple(f"tests/native/test_marked_gpu.py::test_files[gpu-{folder}/{n}]" for n in names)
+
+
 # room -> (folder, tests, fastest first)
 ROOMS = {
-    "hazards": ("gpuprobe/hazards", ("tests/hazards", SIMULATED.format("hazards"))),
+    "hazards": (
+        "gpuprobe/hazards",
+        ("tests/hazards", SIMULATED.format("hazards"), *_on_gpus("hazards")),
+    ),
     "causes": (
         "gpuprobe/causes",
         (
