@@ -250,6 +250,7 @@ _WORDS = {
     "unpacked-weights": ("autograd function", "checkpoint"),
     "saved-unread": ("sparse matrix", "scatter_add", "chunks"),
     "old-streams": ("reuse the stream",),
+    "pinned-rounding": ("power of two", "one pinned block", "reuse the pinned buffer"),
     "private-pools": ("largest first", "shared graph pool"),
     "evaluation": ("no_grad", "inference_mode"),
     "growth": ("detach", "numbers", "cpu", "drop"),
