@@ -15,8 +15,8 @@ each program and judges the first cause:
   `printed.patch`: the fix that is printed, by hand, in cases where that is another one. What is
   printed as tried is compared with a run of its patch.
 
-With ``--folder benchmarks/fresh_cases`` (or ``_3``, ``_4``, ``_6``, ``_7``, ``_8``) it does so with
-cases that were frozen after the rules were written: no rule is changed for one of them.
+With ``--folder benchmarks/fresh_cases_8`` (or ``_7``) it does so with cases that were frozen after
+the rules were written. Once rules are written with a set in view, a new one replaces the older.
 
 Usage: python benchmarks/cause_cases.py [--folder FOLDER] [--explain] [NAME...]
 (Python 3.11 or later)
@@ -250,6 +250,7 @@ _WORDS = {
     "unpacked-weights": ("autograd function", "checkpoint"),
     "saved-unread": ("sparse matrix", "scatter_add", "chunks"),
     "old-streams": ("reuse the stream",),
+    "pinned-rounding": ("power of two", "one pinned block", "reuse the pinned buffer"),
     "private-pools": ("largest first", "shared graph pool"),
     "evaluation": ("no_grad", "inference_mode"),
     "growth": ("detach", "numbers", "cpu", "drop"),

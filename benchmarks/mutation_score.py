@@ -5,8 +5,8 @@
 
 Cosmic Ray makes the faults (a comparison turned round, a number off by one, a condition negated)
 in a copy of this tree, one at a time, and the room's tests run on each. At most one fault is drawn
-for a line, so that long conditions do not count more than short ones. Faults in annotations and
-in ``__all__`` change nothing at run time and are not drawn.
+for a line, so that long conditions do not count more than short ones. Faults in annotations, in
+decorators of classes and in ``__all__`` change nothing at run time and are not drawn.
 
 A fault that no test notices survives: it is printed as a diff. Some survivors change nothing that
 can be noticed (an unreachable bound, a mere speed-up); the score is a floor, not a grade.
@@ -34,9 +34,20 @@ ROOT = Path(__file__).resolve().parent.parent
 # Tests with the mark `simulated` of a folder, which run in a process with a simulated GPU.
 SIMULATED = "tests/native/test_marked_gpu.py::test_files[simulated-{}]"
 
+
+def _on_gpus(folder: str) -> tuple[str, ...]:
+    """The tests of a folder with the mark `gpu`, each file in a process with simulated GPUs."""
+    found = sorted((ROOT / "tests" / folder).glob("test_*.py"))
+    names = [path.name for path in found if "pytest.mark.gpu" in path.read_text("utf-8")]
+    return tuple(f"tests/native/test_marked_gpu.py::test_files[gpu-{folder}/{n}]" for n in names)
+
+
 # room -> (folder, tests, fastest first)
 ROOMS = {
-    "hazards": ("gpuprobe/hazards", ("tests/hazards", SIMULATED.format("hazards"))),
+    "hazards": (
+        "gpuprobe/hazards",
+        ("tests/hazards", SIMULATED.format("hazards"), *_on_gpus("hazards")),
+    ),
     "causes": (
         "gpuprobe/causes",
         (
@@ -212,14 +223,20 @@ def _faults(folder: Path) -> Iterator[Any]:
 
 
 def _static_lines(path: Path) -> set[int]:
-    """Lines of annotations: they are not evaluated."""
+    """Lines of annotations and of decorators of classes: they change nothing at run time."""
     found: set[int] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.AnnAssign) and node.value is None:
             found.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        elif isinstance(node, ast.ClassDef):  # what a dataclass may do is for mypy
+            found.update(line for one in node.decorator_list for line in _lines(one))
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             found.update(range(node.lineno, node.body[0].lineno))
     return found
+
+
+def _lines(node: ast.expr) -> range:
+    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
 
 
 if __name__ == "__main__":

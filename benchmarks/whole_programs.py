@@ -88,6 +88,8 @@ _LIMITS: tuple[tuple[tuple[int, int], ...], ...] = (
 )
 
 
+_TAKE_NUMBERS = ("replaces_every_number_up_to_1023", "closes_what_the_system_lists")
+"""Parts whose files get the numbers of others."""
 _LIMIT_FILES = ("limits_its_files", "is_ended_by_a_large_file", "lets_large_files_end_it")
 """Parts that limit how large a file may be, stderr among them."""
 _FLAGS = ((), (), ("-O",), ("-X", "dev"), ("-W", "error"), ("-B",), ("-u",), ("-I",), ("-P",))
@@ -167,7 +169,7 @@ def _sample(choose: random.Random, parts: Sequence[Part], count: int) -> list[Pa
     chosen = dict.fromkeys(choose.choices(parts, weights, k=count))
     histories = [part for part in chosen if "history" in part.name]
     # torch's pipe to addr2line is then the program's file: it contains addresses of C's stack.
-    most = 0 if any(part.name == "replaces_every_number_up_to_1023" for part in chosen) else 1
+    most = 0 if any(part.name in _TAKE_NUMBERS for part in chosen) else 1
     return [part for part in chosen if part not in histories[most:]]
 
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from gpuprobe.model.place import Place, parse_place
+from gpuprobe.model.plans.step_time import TimeShare
 from gpuprobe.model.report import ShareRow
 
 if TYPE_CHECKING:
@@ -80,6 +81,18 @@ def share_groups(rows: Sequence[ShareRow], by: str) -> list[RepeatedShare]:
         for found in repeated(ordered, names, lambda row: str(row.key))
     ]
     return sorted(groups, key=lambda group: -group.sum.bytes)
+
+
+def time_groups(rows: Sequence[TimeShare], by: str) -> list[Repeated[TimeShare]]:
+    """The rows of a step's time by module, those of equal layers as one; the longest first. Rows of
+    another ``by`` do not repeat.
+    """
+    names = {row.name: row.name for row in rows}
+    if by == "module":
+        names = module_names({row.name: row.calls for row in rows})
+    ordered = sorted(rows, key=lambda row: (-row.ns, numbered(row.name)))
+    groups = repeated(ordered, names, lambda row: row.name)
+    return sorted(groups, key=lambda group: -sum(row.ns for row in group.members))
 
 
 def change_groups(rows: Sequence[DiffRow], by: str) -> list[Repeated[DiffRow]]:

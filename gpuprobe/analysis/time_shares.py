@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from gpuprobe.model.report import PhaseTime, TimeShares
 from gpuprobe.model.run.session import Collective, Step
 from gpuprobe.model.values import Bytes, Unavailable
+
+if TYPE_CHECKING:
+    from gpuprobe.model.report import TimeShares
 
 
 def full_steps(steps: Sequence[Step]) -> list[Step]:
@@ -19,6 +22,8 @@ def full_steps(steps: Sequence[Step]) -> list[Step]:
 
 def time_shares(steps: Sequence[Step], rank: int = 0) -> TimeShares | None:
     """Sum up `full_steps` of a rank; None if there are no steps."""
+    from gpuprobe.model.report import PhaseTime, TimeShares  # 5 ms, which a recorder does not need
+
     chosen = full_steps(steps)
     if not chosen:
         return None

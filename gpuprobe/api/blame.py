@@ -502,7 +502,9 @@ def place_of(hunk: Hunk, change: _Change, causes: Sequence[Cause] = ()) -> str:
 def amount_of(part: int, whole: int, unit: str) -> str:
     """``1.21 of 1.24 GiB``: three digits, in the unit of the whole if they fit."""
     if unit == "ns":
-        return f"{amount(part, unit)} of {amount(whole, unit)}"
+        one, two = amount(part, unit), amount(whole, unit)
+        same = two[two.index(" ") :]
+        return f"{one.removesuffix(same)} of {two}"
     if unit != "bytes":
         return f"{part} of {whole}"
     power = min(4, max(0, (abs(whole).bit_length() - 1) // 10))

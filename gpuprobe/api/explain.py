@@ -15,7 +15,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -74,7 +75,7 @@ from gpuprobe.causes.recorded import (
     unneeded,
 )
 from gpuprobe.causes.replays import Smaller, by_graph
-from gpuprobe.causes.rules import graphs
+from gpuprobe.causes.rules import graphs, pinned
 from gpuprobe.causes.rules.fragments import FRAGMENTS
 from gpuprobe.causes.rules.gradients import LATE_GRADIENTS
 from gpuprobe.causes.rules.holders import late_variable
@@ -85,14 +86,15 @@ from gpuprobe.model.actions import OOM
 from gpuprobe.model.causes import Bound, Certainty, Effect, Explanation, MemoryCause, RunEnd
 from gpuprobe.model.io.codec import from_plain
 from gpuprobe.model.io.files import read_regular
-from gpuprobe.model.place import Place
+from gpuprobe.model.place import NoPlace, Place
 from gpuprobe.model.run.holders import Holder, HolderRoot
 from gpuprobe.model.run.recording import Recording
 from gpuprobe.model.run.session import JOB_OF_ONE, ProgramError, SessionEnd
 from gpuprobe.model.text import human_bytes
-from gpuprobe.model.trace import MemoryTrace
+from gpuprobe.model.trace import Frame, MemoryTrace
 from gpuprobe.model.values import LineNumber, Unavailable
 from gpuprobe.processes import end_with_parent
+from gpuprobe.recording.summary import pinned_memory
 from gpuprobe.remedies.edits import CloneStored, Detach, Edit, NoGrad, ToCpu
 from gpuprobe.remedies.output import OutputComparison
 from gpuprobe.remedies.setting import AllocatorSetting
@@ -339,7 +341,11 @@ class _Explaining:
         if not failed:
             causes = (*causes, *kept_causes(site, causes))
             causes = causes or tuple(growth_cause(site, self._growth(site), None))
-        ranked = _ranked(causes, list(self._cached(site, failed=failed)), self._less_reserved)
+        cached = list(self._cached(site, failed=failed))
+        rules = {one.rule for one in causes}
+        certain = (one for one in chosen if one.bound is not Bound.OR_MORE)
+        smaller = _made_smaller(one for one in certain if one.answer.rule in rules)
+        ranked = _ranked(causes, cached, self._less_reserved, smaller)
         reserved = site.reserved
         index = int(site.device.partition(":")[2] or 0)
         return Explanation(
@@ -358,7 +364,7 @@ class _Explaining:
             late_variable=""
             if held is None
             else late_variable(blocks_at(lives, mark.event, failed=failed), held.first),
-            causes=ranked,
+            causes=(*ranked, *self._pinned_causes(site)),
             smaller=None if ranked or failed else for_needed(AdviceFacts(site, mark)),
             notes=(
                 *self._alone,
@@ -370,6 +376,14 @@ class _Explaining:
             searched=not self._notes,
             seconds=time.monotonic() - self._began,
         )
+
+    def _pinned_causes(self, site: PeakSite) -> Iterator[MemoryCause]:
+        """The causes of pinned memory of the host, which no peak of a GPU has."""
+
+        def assigned(place: Place) -> str:
+            return self._variables.assigned([Frame(place.file, place.line, place.function)])
+
+        return pinned.diagnose(pinned_memory(site.rank), assigned)
 
     def _growth(self, site: PeakSite) -> Growth | None:
         """The growth from step to step. What holds it is unknown of a run that was stopped, which
@@ -841,11 +855,13 @@ def _ranked(
     causes: Sequence[MemoryCause],
     cached: Sequence[MemoryCause],
     less_reserved: Mapping[str, int],
+    smaller: Collection[Place | NoPlace],
 ) -> tuple[MemoryCause, ...]:
     """All causes, those of cached memory first if it is more than the others save.
     ``less_reserved``: by patch, the reserved bytes that a remedy saves; what it frees in time is no
     free block of the cache, either, unless its own memory is little of that. Where a tensor grows,
-    that is why the cache has free blocks of many sizes.
+    that is why the cache has free blocks of many sizes; and of a line whose memory is ``smaller``
+    with a remedy, the free blocks are, too.
     """
     most = max(
         (
@@ -855,8 +871,23 @@ def _ranked(
         default=0,
     )
     grown = any(one.rule == GROWN for one in causes)
-    first = [one for one in cached if _saved(one) > most and not (grown and one.rule == FRAGMENTS)]
+    first = [
+        one
+        for one in cached
+        if _saved(one) > most and not (one.rule == FRAGMENTS and (grown or one.made_at in smaller))
+    ]
     return (*first, *causes, *(one for one in cached if one not in first))
+
+
+def _made_smaller(diagnosed: Iterable[Diagnosed]) -> set[Place | NoPlace]:
+    """The lines that allocate most of the memory that a remedy makes smaller."""
+    found: set[Place | NoPlace] = set()
+    for one in diagnosed:
+        sizes: Counter[Place | NoPlace] = Counter()
+        for block in one.group.blocks if isinstance(one.replay, Smaller) else ():
+            sizes[block.made_at] += block.bytes
+        found |= {line for line, size in sizes.items() if 2 * size > one.group.bytes}
+    return found
 
 
 def _end_of(recording: Recording) -> SessionEnd | None:
@@ -929,10 +960,17 @@ def _saved(cause: MemoryCause) -> int:
 
 def _before(causes: Sequence[MemoryCause], others: Sequence[MemoryCause]) -> list[MemoryCause]:
     """Those of ``others`` that come before ``causes``, whose remedies were tried: of memory that
-    one line makes, what holds the most is the cause, though a release of less may free the whole.
+    one line makes, what holds the most is the cause, though a release of less may free the whole;
+    of as much, what saves more.
     """
-    least = {one.made_at: one.bytes for one in causes if isinstance(one.made_at, Place)}
-    return [one for one in others if one.made_at in least and one.bytes > least[one.made_at]]
+    least = {
+        one.made_at: (one.bytes, _saved(one)) for one in causes if isinstance(one.made_at, Place)
+    }
+    return [
+        one
+        for one in others
+        if one.made_at in least and (one.bytes, _saved(one)) > least[one.made_at]
+    ]
 
 
 def _kept_at(
@@ -1016,7 +1054,7 @@ def _stop(process: subprocess.Popen[str]) -> None:
 
 
 def _pinned(recording: Recording) -> Iterator[str]:
-    """The program's pinned memory, as far as is known: no rule is about it."""
+    """The program's pinned memory, as far as is known."""
     end = recording.ranks[0].end
     if end is None:
         yield "pinned memory of the host"

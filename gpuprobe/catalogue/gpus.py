@@ -5,8 +5,8 @@ own GPUs in a file of the same form, named by the environment variable ``GPUPROB
 (several: separated as in ``PATH``)::
 
     {"schema_version": 1, "gpus": [
-        {"name": "h100-nvl", "title": "NVIDIA H100 NVL", "like": "h100-pcie-80gb",
-         "total_memory": 100000000000, "multi_processor_count": 132}]}
+        {"name": "h20", "title": "NVIDIA H20", "like": "h200-141gb",
+         "total_memory": 102000000000, "multi_processor_count": 78}]}
 
 ``like`` takes what is not given from another GPU. Without it an entry needs ``title``,
 ``capability``, ``multi_processor_count`` and ``total_memory``; what depends on the capability
@@ -40,6 +40,8 @@ from gpuprobe.errors import ConfigError, DriverUnavailable, MissingExtra
 from gpuprobe.model.text import visible
 
 MAX_DEVICES: Final = 64
+_SHORT_NAME: Final = 3
+"""Characters of names such as t4, of which one may be wrong."""
 
 
 def find(name: str) -> GpuModel:
@@ -56,7 +58,8 @@ def find(name: str) -> GpuModel:
     if found is not None:
         return found
     begins = [name for name in known if len(key) >= 2 and name.startswith(key)]
-    similar = get_close_matches(key, known, n=5, cutoff=0.6)  # the most similar first
+    alike = 0.5 if len(key) <= _SHORT_NAME else 0.6
+    similar = get_close_matches(key, known, n=5, cutoff=alike)  # the most similar first
     near = list(dict.fromkeys(known[name].name for name in (*begins, *similar)))
     hint = f"did you mean {', '.join(near)}?" if near else "--gpu list prints them all"
     counted = re.fullmatch(r"(.*\S)\s*[:x*×]\s*(\d+)", name.strip(), re.IGNORECASE)

@@ -17,6 +17,7 @@ from gpuprobe.analysis.peak.peaks import HighWater, PeakSite, Share, by_category
 from gpuprobe.analysis.trace.categories import categories
 from gpuprobe.causes.live_memory import STATE, LiveMemory
 from gpuprobe.errors import DataError
+from gpuprobe.model.actions import OOM
 from gpuprobe.model.causes import Suggestion
 from gpuprobe.model.findings import Level
 from gpuprobe.model.memory import Category
@@ -202,15 +203,13 @@ def _of_a_loss(lives: Biographies, event: int) -> dict[Category, int]:
     element of a log-softmax of the trace: logits, their conversions and their gradients.
     """
     live = LiveMemory(lives, event)
-    made, width, requested = live.column("made_name"), live.column("width"), live.ledger.requested
-    strings = live.ledger.trace.stacks.strings
-    if _LOG_SOFTMAX not in strings:
+    width, requested = live.column("width"), live.ledger.requested
+    if _LOG_SOFTMAX not in live.ledger.trace.stacks.strings:
         return {}
-    name = strings.index(_LOG_SOFTMAX)
     numbers = {
         requested[row] // width[row]
-        for row in range(len(made))
-        if made[row] == name and width[row] and live.for_backward(row)
+        for row in (*_log_probabilities(live), *_too_large_for_log_softmax(live))
+        if width[row]
     }
     rows = [
         row
@@ -223,6 +222,23 @@ def _of_a_loss(lives: Biographies, event: int) -> dict[Category, int]:
         if category not in STATE:
             sizes[category] = sizes.get(category, 0) + live.size[row]
     return sizes
+
+
+def _log_probabilities(live: LiveMemory) -> Iterator[int]:
+    """The results of a log-softmax that the backward pass uses."""
+    name = live.ledger.trace.stacks.strings.index(_LOG_SOFTMAX)
+    for row, made in enumerate(live.column("made_name")):
+        if made == name and live.for_backward(row):
+            yield row
+
+
+def _too_large_for_log_softmax(live: LiveMemory) -> Iterator[int]:
+    """What a log-softmax reads that memory runs out in: it has no result."""
+    actions = live.ledger.trace.events.action
+    failed = {live.lives.operator[at] for at, action in enumerate(actions) if action == OOM}
+    for row in live.rows if failed else ():
+        if live.lives.last[row] in failed and live.text("last_name", row) == _LOG_SOFTMAX:
+            yield row
 
 
 def _fragmented(evidence: AdviceFacts) -> Iterator[Suggestion]:

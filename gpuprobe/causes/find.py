@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -90,7 +91,10 @@ def causes_at(
     traced = KindedTrace(lives)
 
     def at(moment: int) -> list[Diagnosed]:
-        diagnosed = list(_unneeded(traced, moment, holders, otherwise, others, failed=failed))
+        diagnosed = [
+            _with_variable(one, variable)
+            for one in _unneeded(traced, moment, holders, otherwise, others, failed=failed)
+        ]
         if not failed:
             diagnosed += _chosen(LiveMemory(lives, moment, holders, variable), traced, diagnosed)
         return diagnosed
@@ -121,6 +125,18 @@ def causes_at(
         diagnosed.sort(key=lambda one: -one.group.bytes)
         pairs = (_with_other(one, at, peak - 2 * least) for one in diagnosed[:_MOST_FIRST])
         yield from islice(filter(None, pairs), 1)
+
+
+def _with_variable(one: Diagnosed, variable: Variable) -> Diagnosed:
+    """With the variable that the memory was made for, if no name leads to it now."""
+    holder = one.group.holder
+    nameless = holder is not None and holder.root in (HolderRoot.OUTSIDE, HolderRoot.CYCLE)
+    name = variable(one.group.main.frames) if nameless else ""
+    if not name:
+        return one
+    made = f"what {one.group.main.made_at} makes is for the variable {name}"
+    text = f"{one.answer.sentence}; {made}"
+    return one._replace(answer=replace(one.answer, sentence=text))
 
 
 def _with_other(

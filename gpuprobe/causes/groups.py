@@ -227,8 +227,8 @@ def groups_of(
         early = block.need if not block.need.needless else None
         if holder is None or holder.root is HolderRoot.OUTSIDE:
             key: tuple[object, ...] = (early, block.made_at)
-            if holder is not None and holder.kept in (Kept.SAVED, Kept.VARIABLE):
-                key = (early, holder.root)
+            if holder is not None and holder.kept in (Kept.SAVED, Kept.VARIABLE, Kept.GRAD):
+                key = (early, holder.root)  # graphs, and gradients that have some
         elif holder.kept is Kept.GRAD and holder.root in _NAMED:
             key = (early, Kept.GRAD)  # of all parameters
         elif holder.root is HolderRoot.EXCEPTION:

@@ -292,8 +292,9 @@ def _certain(
         return found.answered(
             Answer(
                 EVALUATION,
-                f"{human_bytes(group.bytes)} from {group.main.made_at} are kept for a backward "
-                f"pass that does not come: an evaluation runs with gradients{at}",
+                f"{human_bytes(group.bytes)} from {group.main.made_at} are kept by "
+                f"{_graph_of(group.holder)} for a backward pass that does not come: an evaluation "
+                f"runs with gradients{at}",
                 "run it without gradients",
                 NO_GRAD,
                 EditKind.NO_GRAD_AT_CALL,
@@ -308,6 +309,14 @@ def _certain(
         )
         return found._replace(answer=replace(found.answer, sentence=text))
     return found
+
+
+def _graph_of(holder: Holder | None) -> str:
+    """The graph that saved memory, by the variable whose graph it is."""
+    if holder is None or holder.root not in _NAMED or ".grad_fn" not in holder.name:
+        return "autograd graphs"
+    where = f" in {holder.function}" if holder.function else ""
+    return f"the autograd graph of {holder.name.partition('.grad_fn')[0]}{where}"
 
 
 def unneeded(group: HeldGroup) -> Answer | None:

@@ -45,7 +45,7 @@ def of_names(live: LiveMemory, rows: Collection[int], word: str = " of ") -> str
     if whole:
         functions = {function for _, function, _ in found}
         where = f" (in {functions.pop()})" if len(functions) == 1 and all(functions) else ""
-        return f"{word}{', '.join(name for name, _, _ in found)}{where}"
+        return f"{word}{', '.join(dict.fromkeys(name for name, _, _ in found))}{where}"
     largest = max(rows, key=lambda row: live.size[row], default=None)
     return "" if largest is None else for_variable(live, largest)
 
@@ -73,29 +73,67 @@ def parameters_like(live: LiveMemory, gradients: Collection[int]) -> list[int]:
 
 
 def of_owner(live: LiveMemory, gradients: Collection[int]) -> str:
-    """`` of model.encoder``: the part of a module, by a name of the program, that has all these
-    gradients; the only name whose parameters have their sizes; "" if neither is known.
+    """`` of model.encoder``: what `owners_of` names; "" if it names nothing."""
+    owners = owners_of(live, gradients)
+    return f" of {' and '.join(owners)}" if owners else ""
+
+
+def owners_of(live: LiveMemory, gradients: Collection[int]) -> list[str]:
+    """``model.encoder``: the parts of a module, by names of the program, that have all these
+    gradients; or the only name whose parameters have their sizes; none if they are unknown.
     """
-    part = _part_of(live, gradients)
-    if part:
-        return f" of {part}"
+    parts = _parts_of({live.text("module", row) for row in gradients})
+    names = [_name_of(live, gradients, part) for part in parts]
+    if names and all(names):
+        return names
     sizes = {live.ledger.requested[row] for row in gradients}
-    names: dict[str, set[int]] = {}
+    known: dict[str, set[int]] = {}
     for row in parameters_like(live, gradients):
         holder = live.holders.get(row)
         if holder is not None and holder.path and holder.kept is Kept.TENSOR:
-            names.setdefault(holder.path[0].label, set()).add(live.ledger.requested[row])
-    return f" of {next(iter(names))}" if len(names) == 1 and sizes in names.values() else ""
+            known.setdefault(holder.path[0].label, set()).add(live.ledger.requested[row])
+    return list(known) if len(known) == 1 and sizes in known.values() else []
 
 
-def _part_of(live: LiveMemory, gradients: Collection[int]) -> str:
-    """``model.encoder`` for gradients in ``Classifier.encoder.stem`` and its other parts; "" for
-    those of a whole model, or of several.
+def share_a_part(live: LiveMemory, gradients: Collection[int]) -> bool:
+    """Whether the part of a module that has these gradients has others that an optimizer reads, as
+    where adapters of a model are trained.
     """
     modules = {live.text("module", row) for row in gradients}
-    levels = zip(*(module.split(".") for module in modules), strict=False)
-    parts = [names[0] for names in takewhile(lambda names: len(set(names)) == 1, levels)]
-    inner = "".join(f".{name}" for name in parts[1:])
+    parts = _parts_of(modules) or {module.partition(".")[0] for module in modules}
+    return any(
+        _is_in(live.text("module", row), part)
+        for row in range(len(live.ledger))
+        if row not in gradients
+        and live.text("last_phase", row).startswith("optimizer")
+        and live.category(row) is Category.GRADIENT
+        for part in parts
+    )
+
+
+def _is_in(module: str, part: str) -> bool:
+    return f"{module}.".startswith(f"{part}.")
+
+
+def _parts_of(modules: Collection[str]) -> list[str]:
+    """``Classifier.encoder`` of ``Classifier.encoder.stem`` and others: the part of a module that
+    they all are in, or the few parts of a whole model.
+    """
+    levels = [module.split(".") for module in modules]
+    common = len(list(takewhile(lambda names: len(set(names)) == 1, zip(*levels, strict=False))))
+    if not common:
+        return []
+    if common > 1:
+        return [".".join(levels[0][:common])]
+    parts = sorted({".".join(names[:2]) for names in levels})
+    return parts if len(parts) <= _MOST_NAMES and all("." in part for part in parts) else []
+
+
+def _name_of(live: LiveMemory, gradients: Collection[int], part: str) -> str:
+    """The name of a part of a module by the program's name of one of its parameters; "" if none is
+    known.
+    """
+    inner = part[part.index(".") :] if "." in part else ""
     for row in parameters_like(live, gradients) if inner else ():
         holder = live.holders.get(row)
         name = "" if holder is None or holder.kept is not Kept.TENSOR else holder.name

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -12,10 +14,17 @@ from typing import Any, Final, NamedTuple
 
 from gpuprobe.api.render import DRAWN, render
 from gpuprobe.cli import output, stderr
-from gpuprobe.errors import ProgramFailed, UsageError
+from gpuprobe.errors import ConfigError, ProgramFailed, UsageError
 from gpuprobe.model.io.descriptors import KeptDescriptor, LostDescriptor
+from gpuprobe.model.io.files import read_text
 from gpuprobe.model.outcomes import WrittenFiles
-from gpuprobe.model.plans.request import DEFAULT_GPU, DISTINCT, EstimateRequest, ranks_of
+from gpuprobe.model.plans.request import (
+    DEFAULT_GPU,
+    DISTINCT,
+    EstimateRequest,
+    PriceList,
+    ranks_of,
+)
 
 
 class Target(NamedTuple):
@@ -56,19 +65,43 @@ def amount(text: str) -> float:
     return number
 
 
-def prices(text: str) -> dict[str, float]:
-    """The prices in ``2.5`` (of all GPUs, under the name "") or ``t4=0.35,l4=0.8``. Raises
+def prices(text: str) -> PriceList:
+    """The prices in ``2.5`` (of all GPUs), ``t4=0.35,l4=0.8``, or a JSON file. Raises
     ArgumentTypeError.
     """
+    if text.endswith(".json"):
+        return _price_file(text)
     if "=" not in text:
-        return {"": amount(text)}
+        return PriceList({"": amount(text)})
     by_gpu: dict[str, float] = {}
     for part in text.split(","):
         name, _, value = part.partition("=")
         if not name.strip():
             raise argparse.ArgumentTypeError(f"expected GPU=PRICE, found {part!r}")
         by_gpu[name.strip()] = amount(value)
-    return by_gpu
+    return PriceList(by_gpu)
+
+
+def _price_file(path: str) -> PriceList:
+    """A price list: ``{"date": "2026-11-30", "prices": {"h100-80gb": 2.5}}``."""
+    from gpuprobe.catalogue.gpus import find  # 5 ms
+
+    def wrong(reason: object) -> argparse.ArgumentTypeError:
+        return argparse.ArgumentTypeError(f"the price list {path!r}: {reason}")
+
+    try:
+        document = json.loads(read_text(path))
+        date, listed = document["date"], document["prices"]
+        datetime.date.fromisoformat(date)
+        models = {find(name): amount(str(price)) for name, price in listed.items()}
+    except KeyError as error:
+        raise wrong(f"it has no {error}") from None
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise wrong(getattr(error, "strerror", None) or error) from None
+    except (ConfigError, argparse.ArgumentTypeError) as error:
+        raise wrong(error) from None
+    by_gpu = {name: price for gpu, price in models.items() for name in (gpu.name, *gpu.aliases)}
+    return PriceList({**by_gpu, **listed}, date)
 
 
 def positives(text: str) -> list[int]:
@@ -278,9 +311,10 @@ def add_estimated_run(parser: argparse.ArgumentParser, *, several: bool = False)
     parser.add_argument(
         "--price",
         type=prices,
-        default={},
+        default=PriceList(),
         metavar="PRICE",
-        help="of an hour of one GPU (of several: t4=0.35,l4=0.8): also print what it costs",
+        help="of an hour of one GPU (of several: t4=0.35,l4=0.8; or a price list, prices.json): "
+        "also print what it costs",
     )
 
 

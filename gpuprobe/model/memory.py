@@ -36,6 +36,8 @@ class Category(str, Enum):
     OTHER = "other"  # seen, but fits none of the above
     UNKNOWN = "unknown"  # no evidence either way; counted, never hidden
 
+    __hash__ = str.__hash__  # Enum's is a function in Python
+
     @property
     def words(self) -> str:
         """The category as reports, screens and messages write it: ``optimizer state``."""
@@ -117,7 +119,13 @@ class BlockState(str, Enum):
 
         Raises ValueError for any other text.
         """
-        return cls.PENDING_FREE if text == "active_awaiting_free" else cls(text)
+        return _STATES.get(text) or cls(text)
+
+
+_STATES = {
+    "active_awaiting_free": BlockState.PENDING_FREE,
+    **{one.value: one for one in BlockState},
+}
 
 
 @dataclass(frozen=True, slots=True)

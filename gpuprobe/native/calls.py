@@ -13,9 +13,9 @@ from gpuprobe.model.run.work import Action
 from gpuprobe.native.process import LogKind, Runtime
 from gpuprobe.torch_support.engine_reports import GpuCall
 
-_ENTRY: Final = struct.Struct("<6QIIi3I3I3I")
-"""A ``log_entry``: time, stream, a, b, bytes, name; kind, thread, device; grid, block; shared
-memory, operator, whether it was captured."""
+_ENTRY: Final = struct.Struct("<8xQQ8xQQIIi3I2I4x4xII")
+"""A ``log_entry``: stream, a, bytes, name; kind, thread, device; grid, two of the block's numbers;
+operator, whether it was captured. Skipped are time, b, the block's third, and shared memory."""
 _MANY: Final = 8192
 _MOST: Final = 4_000_000
 
@@ -92,7 +92,7 @@ class NativeCalls:
         while True:
             count = self._take(buffer, _MANY)
             for (
-                _, stream, a, _b, size, name, kind, thread, device, x, y, z, peer, batch, *_,
+                stream, a, size, name, kind, thread, device, x, y, z, peer, batch,
                 operator, captured,
             ) in _ENTRY.iter_unpack(buffer.raw[: count * _ENTRY.size]):  # fmt: skip
                 action = _BY_CODE.get(kind)
@@ -112,10 +112,11 @@ class NativeCalls:
                     if kind == LogKind.MEMCPY and self._name(name) == "sync":
                         what += " sync"
                 elif action is Action.KERNEL and name:
-                    what = self._name(name)
+                    what = self._names.get(name) or self._name(name)
                 elif action in _EVENTS:
                     value = a
-                yield GpuCall(action, device, stream, operator, value, what, thread, group)
+                call = action, device, stream, operator, value, what, thread, group
+                yield _new_call(GpuCall, call)
             if count < _MANY:
                 return
 
@@ -129,6 +130,7 @@ class NativeCalls:
 
 
 _EVENTS: Final = frozenset((Action.RECORD, Action.WAIT, Action.HOST_WAITS_EVENT))
+_new_call: Final = tuple.__new__  # a NamedTuple's own is a function in Python
 
 
 def _direction(to: int, source: int) -> str:

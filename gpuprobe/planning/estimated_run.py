@@ -26,7 +26,6 @@ from gpuprobe.model.plans.request import EstimateRequest
 from gpuprobe.native.measurement import NativeMeasurement
 from gpuprobe.planning.figures import estimate_of
 from gpuprobe.planning.first_epoch import STEPS_FOR_LINES, EpochLimit, FirstEpoch
-from gpuprobe.planning.first_evaluation import described
 from gpuprobe.planning.peers import Job
 from gpuprobe.planning.processes import (
     OtherProcesses,
@@ -37,7 +36,8 @@ from gpuprobe.planning.processes import (
     interrupted,
     started_processes,
 )
-from gpuprobe.planning.program import handler_of
+from gpuprobe.planning.program import described, handler_of
+from gpuprobe.probes.health.driver import runs_on
 from gpuprobe.recording.files import scratch_recording
 from gpuprobe.recording.load import load
 from gpuprobe.recording.writer import RecordingWriter
@@ -256,6 +256,8 @@ class EstimatedProgram(EstimatedFunction):
         text = f"the program failed at {place_in(error)}: {described(error)}"
         if program_error(error).lacks_launcher:
             return ProgramFailed(text, hint="torchrun sets it: --ranks N, for one rank of N")
+        if without := _without_kernels():
+            return ProgramFailed(text, hint=without)
         return _failed(measured, text)
 
     def _without_host_memory(self, error: Exception) -> TooLarge | ProgramFailed:
@@ -368,6 +370,17 @@ def _unused(run: EstimatedFunction, gpus: int) -> DataError:
         hint="estimate what one of them runs, as a script; of a job with --ranks N"
         + ("; or more --steps than they make" if run.waits else ""),
     )
+
+
+def _without_kernels() -> str:
+    """That this torch has no kernels for the GPU, as of a V100 since CUDA 13; or ""."""
+    if not torch.cuda.is_initialized():
+        return ""
+    capability = torch.cuda.get_device_capability()
+    if any(runs_on(arch, capability) for arch in torch.cuda.get_arch_list()):
+        return ""
+    major, minor = capability
+    return f"torch {torch.__version__} has no kernels for compute capability {major}.{minor}"
 
 
 def _failed(measured: NativeMeasurement, text: str) -> ProgramFailed:

@@ -19,7 +19,7 @@ from gpuprobe.errors import (
     UsageError,
     ValueNeeded,
 )
-from gpuprobe.model.plans.request import EstimateRequest
+from gpuprobe.model.plans.request import EstimateRequest, PriceList
 
 if TYPE_CHECKING:
     from gpuprobe.model.plans.estimate import Estimate
@@ -146,14 +146,14 @@ def estimate_program(
     value that was not computed may have caused it, or the lack of any training step.
     """
     request.check()
-    request.check_prices([request.gpu])
+    request.prices.check([request.gpu])
     program = program or _loaded(request)
     load_simulated(request.gpu)
     from gpuprobe.planning.program import ProgramStart
 
     start, began = ProgramStart(), time.monotonic()
     request = _with_nodes(_with_output(request))
-    run = replace(request, suggest=False, prices={})
+    run = replace(request, suggest=False, prices=PriceList())
     if isinstance(run.rank, int):
         found = _of_rank(run, run.rank, program, start, notify, progress)
     else:
@@ -163,7 +163,7 @@ def estimate_program(
     if request.price:
         from gpuprobe.model.plans.estimate import priced
 
-        found = priced(found, request.price)
+        found = priced(found, request.price, request.prices.date)
     if found.fits or not request.suggest:
         return found
     return _suggested(found, request, start, alternatives, notify, _left(request, began))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from itertools import pairwise, takewhile
+from statistics import median
 from typing import NamedTuple
 
 import torch
@@ -234,8 +236,8 @@ _MOST_CAUSES = 3
 
 
 def _assume(run: EngineRun, fit: DeviceFit, growing: int, room: int) -> None:
-    """Note what the figures of a device assume. ``growing``: the growth of the last step if the run
-    fits, ``room``: what is left of the GPU; bytes.
+    """Note what the figures of a device assume. ``growing``: the growth of a step if the run fits,
+    ``room``: what is left of the GPU; bytes.
     """
     if fit.by_addresses:
         run.assume(
@@ -245,8 +247,8 @@ def _assume(run: EngineRun, fit: DeviceFit, growing: int, room: int) -> None:
     if growing:
         more = steps_until_full(room, growing)
         run.assume(
-            f"that memory stops growing: the last step ended with {human_bytes(growing)} more than "
-            f"it began with; if every step does, the GPU is full in about {more} more"
+            f"that memory stops growing: a step ended with {human_bytes(growing)} more than it "
+            f"began with; if every step does, the GPU is full in about {more} more"
         )
     if run.ranks > 1:
         run.assume(
@@ -258,7 +260,7 @@ def _assume(run: EngineRun, fit: DeviceFit, growing: int, room: int) -> None:
 
 
 def _growth(report: Report, device: str, waits: int) -> tuple[int, tuple[EstimateCause, ...]]:
-    """The growth of the last step in bytes, and the causes of the report. What Python's collector
+    """The growth of a step in bytes, and the causes of the report. What Python's collector
     frees (``waits``, bytes) does not grow without end.
     """
     growing, causes = _growing(report, device), _causes(report)
@@ -296,8 +298,8 @@ def _traced(report: Report) -> int:
 
 
 def _growing(report: Report, device: str) -> int:
-    """The growth in bytes from the end of the second-last step to that of the last one, if it is
-    large enough to report; otherwise 0. The first step is not compared: optimizers create their
+    """The growth of a step in bytes, if it is large enough to report in the last one; otherwise 0:
+    the median of the steps since it began. The first step is not compared: optimizers create their
     state in it.
     """
     ends = [
@@ -310,8 +312,12 @@ def _growing(report: Report, device: str) -> int:
     known = [end for end in ends if isinstance(end, int)]
     if len(ends) < 3 or len(known) < len(ends):
         return 0
-    grown = known[-1] - known[-2]
-    return grown if grows(grown, max(known)) else 0
+    grown = [after - before for before, after in pairwise(known)]
+    if len(grown) == 2:
+        del grown[0]  # one outlier of three would not count
+    most = max(known)
+    since = list(takewhile(lambda growth: grows(growth, most), reversed(grown)))
+    return round(median(since)) if since else 0
 
 
 def _growth_advice(report: Report, device: str) -> tuple[str, ...]:

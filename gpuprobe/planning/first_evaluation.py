@@ -31,6 +31,7 @@ from gpuprobe.errors import GpuprobeError, UnknownValue, ValueNeeded
 from gpuprobe.file_changes import changes_of, is_programs_doing, wrap_torch_writer
 from gpuprobe.patching import Patches
 from gpuprobe.planning.processes import Stalled
+from gpuprobe.planning.program import described
 from gpuprobe.sampler.hooks.optimizer_steps import Enough
 from gpuprobe.torch_support.callers import place_in
 
@@ -222,12 +223,6 @@ def _end_of_evaluation(error: BaseException) -> str:
         return f"it took another batch of the epoch at {place_in(error)}"
     assert isinstance(error, Exception)  # an Enough has its reason
     return f"it failed at {place_in(error)} ({described(error)})"
-
-
-def described(error: Exception) -> str:
-    """Its type and the first line of its message."""
-    message, _, _ = str(error).strip().partition("\n")
-    return f"{type(error).__name__}: {message}"
 
 
 def _watch_files(evaluation: FirstEvaluation) -> None:

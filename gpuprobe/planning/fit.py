@@ -73,7 +73,7 @@ def fit_program(
     check_bounds(least, most)
     of_all, suggest = request.gpu.strip() == "all", request.suggest
     gpus = alternatives(request.gpu)  # an unknown name is an error before anything runs
-    request.check_prices(gpus)
+    request.prices.check(gpus)
     parameter = parameter_source(request.script, argument, request.arguments)
     Assumptions(request.assume)  # as is an invalid assumption
     request = replace(request, parameter=parameter, suggest=False)
@@ -318,7 +318,7 @@ class _CaseSearch:
             high_ns=trial.time.high_ns,
             tokens=trial.time.tokens,
             images=trial.time.images,
-            cost=cost_of(trial.time, price, gpus) if price else None,
+            cost=cost_of(trial.time, price, gpus, self.case.prices.date) if price else None,
         )
 
     def result(self, **rest: Any) -> Fit:

@@ -9,7 +9,7 @@ from typing import Any
 from gpuprobe.catalogue.gpus import alternatives
 from gpuprobe.model.plans.estimate import priced
 from gpuprobe.model.plans.gpu_table import GpuRow, GpuTable
-from gpuprobe.model.plans.request import EstimateRequest
+from gpuprobe.model.plans.request import EstimateRequest, PriceList
 from gpuprobe.model.values import Unavailable
 from gpuprobe.planning.program import ProgramStart
 from gpuprobe.planning.trials import EstimateServer
@@ -22,20 +22,23 @@ def estimate_table(request: EstimateRequest, notify: Callable[[str], None]) -> G
     Raises ConfigError for an unknown GPU, UsageError for a price of a GPU that is not among them.
     """
     names = list(dict.fromkeys(alternatives(request.gpus)))
-    request.check_prices(names)
-    one = replace(request, gpus="", suggest=False, prices={})  # those of the others are no part
+    request.prices.check(names)
+    one = replace(
+        request, gpus="", suggest=False, prices=PriceList()
+    )  # those of the others are no part
     rows = []
     with EstimateServer(ProgramStart()) as estimate:
         for name in names:
             notify(f"estimating on {name}")
             price = replace(request, gpu=name).price
-            rows.append(_row(name, estimate(replace(one, gpu=name)), price))
+            rows.append(_row(name, estimate(replace(one, gpu=name)), price, request.prices.date))
     return GpuTable(_sorted(rows))
 
 
-def _row(name: str, document: Mapping[str, Any], price: float) -> GpuRow:
+def _row(name: str, document: Mapping[str, Any], price: float, date: str) -> GpuRow:
     if "error" in document:
-        return GpuRow(name, failed=str(document["error"]))
+        hint = document.get("hint", "")
+        return GpuRow(name, failed=f"{document['error']}{hint and f' ({hint})'}")
     estimate = ESTIMATE.read(dict(document))
     time = estimate.step_time
     return GpuRow(
@@ -50,7 +53,7 @@ def _row(name: str, document: Mapping[str, Any], price: float) -> GpuRow:
         tokens=0 if isinstance(time, Unavailable) else time.tokens,
         images=0 if isinstance(time, Unavailable) else time.images,
         no_time=time.reason if isinstance(time, Unavailable) else "",
-        cost=priced(estimate, price).cost if price else None,
+        cost=priced(estimate, price, date).cost if price else None,
     )
 
 

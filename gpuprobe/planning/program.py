@@ -172,3 +172,9 @@ def _handles(node: ast.FunctionDef | ast.ExceptHandler) -> bool:
     return "RuntimeError" in kind and any(
         "out of memory" in text.lower() for text in texts if isinstance(text, str)
     )
+
+
+def described(error: BaseException) -> str:
+    """Its type and the first line of its message."""
+    message, _, _ = str(error).strip().partition("\n")
+    return f"{type(error).__name__}: {message}"

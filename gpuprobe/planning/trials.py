@@ -17,7 +17,7 @@ from gpuprobe import processes
 from gpuprobe.errors import DataError, ProgramFailed, TooLarge
 from gpuprobe.model.io.codec import to_plain
 from gpuprobe.model.plans.estimate import Estimate
-from gpuprobe.model.plans.request import EstimateRequest
+from gpuprobe.model.plans.request import EstimateRequest, PriceList
 from gpuprobe.planning.program import ProgramStart
 from gpuprobe.reporters.json.plans import ESTIMATE
 
@@ -113,5 +113,5 @@ def varied(request: EstimateRequest, **fields: Any) -> EstimateRequest:
     """A request for a trial of a run, without what only the first estimate has: its recording, its
     price and its suggestions.
     """
-    plain = replace(request, output="", recorded=(), prices={}, suggest=False)
+    plain = replace(request, output="", recorded=(), prices=PriceList(), suggest=False)
     return replace(plain, **fields)

@@ -16,7 +16,7 @@ from gpuprobe.errors import DataError, GpuprobeError, ProgramFailed, TooLarge, V
 from gpuprobe.model.io.codec import from_plain
 from gpuprobe.model.plans.request import DEFAULT_GPU, EstimateRequest
 from gpuprobe.planning.estimates import estimate_program, load_simulated
-from gpuprobe.planning.program import program_of
+from gpuprobe.planning.program import described, program_of
 from gpuprobe.processes import Channel, Document, Replies, end_with_parent, serve
 from gpuprobe.reporters.json.plans import ESTIMATE
 from gpuprobe.sampler.program import own_traceback
@@ -56,13 +56,13 @@ def _document(request: EstimateRequest) -> Document:
         return {"too_large": str(error)}
     except GpuprobeError as error:
         cause = error.__cause__
-        plain = cause is None or isinstance(error, ValueNeeded)
         if cause is not None and isinstance(error, ProgramFailed):
             sys.stderr.write(own_traceback(cause))
+        needs_value = isinstance(error, ValueNeeded)
         return {
-            "error": f"{error}" if plain else f"{type(cause).__name__}: {cause}",
+            "error": f"{error}" if cause is None or needs_value else described(cause),
             "hint": error.hint,
-            "needs_value": isinstance(error, ValueNeeded),
+            "needs_value": needs_value,
             "without_gpu": isinstance(error, DataError),
         }
 

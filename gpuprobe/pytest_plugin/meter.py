@@ -339,9 +339,10 @@ class Meter:
             yield f"step_time: {_without_time(before, self._baseline)}"
         found = [item for item in result.regressions if item.name in allowed]
         for metric in found:
+            share = f" ({metric.delta / metric.before:+.0%})" if metric.unit == "ns" else ""
             text = (
                 f"{metric.name} {amount(metric.after, metric.unit)} is "
-                f"{amount_delta(metric.delta, metric.unit)} above the baseline "
+                f"{amount_delta(metric.delta, metric.unit)}{share} above the baseline "
                 f"({metric.accepted} accepted)"
             )
             for at, cause in enumerate(metric.causes):

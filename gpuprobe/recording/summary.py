@@ -45,6 +45,7 @@ from gpuprobe.causes.recorded import (
     kept_causes,
     waits_for_collector,
 )
+from gpuprobe.causes.rules import pinned
 from gpuprobe.errors import DataError, UsageError
 from gpuprobe.model.causes import MemoryCause, Suggestion
 from gpuprobe.model.io.files import gc_paused
@@ -111,10 +112,7 @@ def summarize(
         known = ", ".join(sorted({site.device for site in sites})) or "none"
         raise UsageError(f"{recording.path} has no device {device}", hint=f"it has: {known}")
     site = overall_peak(recording, chosen)
-    mark: HighWater | Unavailable = _NOT_MEASURED if site is None else high_water_at(site)
-    nearest = None
-    if site is not None and isinstance(mark, Unavailable) and mark.status is not ReadStatus.ERROR:
-        nearest = nearest_trace(site)
+    mark, nearest = _high_water(site)
     shown = mark if nearest is None else nearest[1]
     needs = shown if isinstance(shown, Unavailable) else needs_at(shown.ledger, shown.event)
     growth = None if site is None else growth_of(site)
@@ -168,6 +166,28 @@ def summarize(
         blind_spots=blind_spots(recording, site, mark, statuses),
         advice=_advice(site, shown, nearest, causes),
     )
+
+
+def causes_of(recording: Recording) -> tuple[MemoryCause, ...] | Unavailable:
+    """The causes of the memory at the highest peak, as its report has them."""
+    sites = device_peaks(recording)
+    site = overall_peak(recording, sites)
+    mark, nearest = _high_water(site)
+    growth = None if site is None else growth_of(site)
+    shown = mark if nearest is None else nearest[1]
+    return _causes(site, shown, growth, forensics(site, sites))
+
+
+def _high_water(
+    site: PeakSite | None,
+) -> tuple[HighWater | Unavailable, tuple[Step, HighWater] | None]:
+    """The blocks at a peak; and if it has no trace, the step and blocks that are nearest to it."""
+    if site is None:
+        return _NOT_MEASURED, None
+    mark = high_water_at(site)
+    if isinstance(mark, Unavailable) and mark.status is not ReadStatus.ERROR:
+        return mark, nearest_trace(site)
+    return mark, None
 
 
 # -- the recording
@@ -366,11 +386,13 @@ def _causes(
     if site is None:
         return _NOT_MEASURED
     causes = shown if isinstance(shown, Unavailable) else causes_in(site, shown)
+    of_host: tuple[MemoryCause, ...] = ()
     traced = not isinstance(causes, Unavailable)
     if not isinstance(causes, Unavailable):
         causes = (*causes, *kept_causes(site, causes))
+        of_host = tuple(pinned.diagnose(pinned_memory(site.rank)))
         if causes:
-            return causes
+            return (*causes, *of_host)
         if growth is not None and 2 * waits_for_collector(site.rank) > growth.bytes:
             growth = None  # it ends with the collector's next run
     rows = () if isinstance(found.leaks, Unavailable) else found.leaks.rows
@@ -378,7 +400,8 @@ def _causes(
     from_counters = [evaluation_cause(site, shown), *growth_cause(site, growth, most_kept)]
     if not traced and not isinstance(shown, Unavailable):
         from_counters.append(gradients_cause(site, shown))
-    return tuple(cause for cause in from_counters if cause is not None) or causes
+    named = tuple(cause for cause in from_counters if cause is not None)
+    return (*named, *of_host) or causes
 
 
 def _advice(

@@ -39,7 +39,7 @@ from gpuprobe.step_time.together import rank_tasks
 VERSION: Final = 5
 """Of the prices and of the replay: increased with every change of the figures. Times of different
 versions are not comparable."""
-_MOST_ROWS: Final = 200
+_MOST_ROWS: Final = 2_000
 
 
 def predict(

@@ -68,19 +68,20 @@ class OperatorWork:
 
     def __init__(self) -> None:
         self._known: dict[Any, Work | None] = {}
-        self._keys: dict[OpOverload, _KeyOf | None] = {}
+        self._keys: dict[int, tuple[OpOverload, _KeyOf | None]] = {}
+        """By identity: operators have a hash in Python. Kept, so that none gets another's."""
 
     def of(
         self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: object
     ) -> Work | None:
         """The work of a call; None for one that has none, such as a view."""
-        try:
-            key_of = self._keys[op]
-        except KeyError:
-            key_of = self._keys[op] = _key_of(op)
+        known = self._keys.get(id(op))
+        if known is None:
+            known = self._keys[id(op)] = op, _key_of(op)
+        key_of = known[1]
         if key_of is None:
             return None
-        key = (op, key_of(args), key_of(tuple(kwargs.values())) if kwargs else None)
+        key = (id(op), key_of(args), key_of(tuple(kwargs.values())) if kwargs else None)
         try:
             return self._known[key]
         except KeyError:
@@ -126,6 +127,7 @@ _traits: Final = attrgetter("dtype", "layout", "is_cuda")
 _nbytes: Final = attrgetter("nbytes")
 _is_dense: Final = torch.Tensor.is_contiguous
 _PLAIN: Final = {torch.Tensor, torch.nn.Parameter}
+_NUMBERS: Final = {int, bool, str, type(None)}
 
 
 def _sum_of(values: Sequence[Any]) -> tuple[Any, ...]:
@@ -144,7 +146,9 @@ def _key(values: Iterable[Any]) -> tuple[Any, ...]:
     key: list[Any] = []
     for value in values:
         kind = type(value)
-        if kind not in _PLAIN and is_lazy(value):  # of a lazy module: it has no shape
+        if kind in _NUMBERS:
+            key.append(value)
+        elif kind not in _PLAIN and is_lazy(value):  # of a lazy module: it has no shape
             key.append(kind)
         elif isinstance(value, _Tensor):
             layout = value.layout

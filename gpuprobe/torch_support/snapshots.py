@@ -74,8 +74,28 @@ class StackInterner:
         """The stack index of one list of frames."""
         found = self._lists.get(id(frames))
         if found is None:
-            found = self._lists[id(frames)] = self._add(frames)
+            found = self._lists[id(frames)] = self._alike(frames)
         return found
+
+    def _alike(self, frames: Any) -> int:
+        """The index of a list that may be equal to an earlier one."""
+        count = len(frames) if isinstance(frames, list) else 0
+        if not 0 < count <= _LONG:
+            return self._add(frames)
+        signature = (count, id(frames[count >> 2]), id(frames[count >> 1]))
+        alike = self._signatures.setdefault(signature, [])
+        if len(alike) > _CROWDED:
+            key = tuple(map(id, frames))
+            index = self._exact.get(key)
+            if index is None:
+                index = self._exact[key] = self._add(frames)
+            return index
+        for other, index in alike:
+            if other == frames:
+                return index
+        index = self._add(frames)
+        alike.append((frames, index))
+        return index
 
     def column(self, events: list[Any]) -> array[int] | None:
         """The stack index of every event; None where none has frames. May be called for one
@@ -98,44 +118,14 @@ class StackInterner:
     def _unshared(self, lists: Iterable[Any]) -> array[int]:
         """Stack indices if most events have a separate list."""
         result: list[int] = []
-        append = result.append
-        signatures, exact = self._signatures, self._exact
-        find, identity = signatures.get, id
+        append, alike = result.append, self._alike
         last: object = None
         index = 0
         for frames in lists:
-            count = len(frames)
-            if count > _LONG:
+            if len(frames) > _LONG:
                 index, last = self.one(frames), None
-                append(index)
-                continue
-            if frames == last:  # both halves of a free have the stack of the first
-                append(index)
-                continue
-            last = frames
-            try:
-                signature = (count, identity(frames[count >> 2]), identity(frames[count >> 1]))
-            except IndexError:
-                index = self.one(frames)
-                append(index)
-                continue
-            alike = find(signature)
-            if alike is None:
-                index = self._add(frames)
-                signatures[signature] = [(frames, index)]
-            elif len(alike) > _CROWDED:
-                key = tuple(map(id, frames))
-                known = exact.get(key)
-                if known is None:
-                    known = exact[key] = self._add(frames)
-                index = known
-            else:
-                for other, index in alike:  # noqa: B007
-                    if other == frames:
-                        break
-                else:
-                    index = self._add(frames)
-                    alike.append((frames, index))
+            elif frames != last:  # both halves of a free have the stack of the first
+                index, last = alike(frames), frames
             append(index)
         return array("I", result)
 

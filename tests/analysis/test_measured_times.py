@@ -14,9 +14,9 @@ from gpuprobe.analysis.compare.diff import diff_recordings
 from gpuprobe.analysis.compare.times import MeasuredStepTime
 from gpuprobe.model.plans.step_time import StepTime
 from gpuprobe.model.run.recording import RankRecording, Recording
-from gpuprobe.model.run.session import Phase, SessionEnd, Step
+from gpuprobe.model.run.session import Collective, Phase, SessionEnd, Step
 from gpuprobe.model.run.work import Action, StepWork, Work, WorkKind, WorkPlace, pack
-from gpuprobe.model.values import Unavailable
+from gpuprobe.model.values import Bytes, Nanoseconds, Unavailable
 from gpuprobe.reporters.json import diff as diff_json
 from gpuprobe.reporters.sections.diff import diff_sections
 from gpuprobe.reporters.text import draw
@@ -107,7 +107,22 @@ def test_the_gap_is_explained_by_phase_and_by_data() -> None:
     assert "measured 120.0 ms on NVIDIA H200 (median of 2 steps)" in text
     assert "outside of" in text
     assert "30.0 ms of a step wait for data, which is not predicted" in text
+    assert ", bound by computing 100%" in text
+    assert "clocks of the GPU, which heat and power limit, are not recorded" in text
+    assert "collectives" not in text
     assert "forward" in text
+
+
+def test_what_collectives_block_is_beside_what_is_exposed() -> None:
+    (rank,) = (real := on_a_gpu(90.0)).ranks
+    call = Collective("all_reduce", 1, Bytes(8), Nanoseconds(20 * MS))
+    steps = tuple(replace(one, collectives=(call,)) for one in rank.steps)
+    real = replace(real, ranks=(replace(rank, steps=steps),))
+    assert compared(simulated(), real).collectives_ns == 20 * MS
+    text = " ".join(shown(simulated(), real).split())
+    assert (
+        "collectives block the host for 20.0 ms of a step; predicted: 0 ns with nothing to compute"
+    ) in text
 
 
 def test_a_diff_says_nothing_of_times_that_cannot_be_compared() -> None:

@@ -17,6 +17,7 @@ from gpuprobe.catalogue.gpu_model import GpuModel, cublas_workspace
 from gpuprobe.catalogue.gpus import find, parse_spec
 from gpuprobe.errors import ConfigError, DriverUnavailable
 from gpuprobe.model.values import Unavailable
+from gpuprobe.step_time.speeds import all_speeds
 
 MIB = 1 << 20
 BUILT_IN = {model.name: model for model in all_models()}
@@ -60,7 +61,8 @@ def test_every_figure_has_a_source(model: GpuModel) -> None:
 
 def test_the_models_asked_for_are_there() -> None:
     asked = "v100-16gb v100-32gb t4 l4 rtx3090 rtx4090 rtx5090 a10 a100-40gb a100-80gb h100-80gb"
-    for name in f"{asked} h100-pcie h200 b200 l40s a6000 p100 gh200".split(" "):
+    asked += " h100-pcie h100-nvl h200 b200 l40 l40s a6000 a4500 a4000 p100 gh200"
+    for name in f"{asked} rtx-4000-ada rtx-2000-ada".split(" "):
         assert find(name).total_memory
 
 
@@ -73,6 +75,16 @@ def test_known_figures() -> None:
     assert b300 is find("b300")
     assert (b300.capability, b300.multi_processor_count) == ((10, 3), 148)
     assert f"{b300.total_memory / 2**30:.2f}" == "267.69"
+    assert (find("H100 NVL").total_memory, find("h100-nvl").multi_processor_count) == (
+        99_961_274_368,
+        132,
+    )
+
+
+def test_every_gpu_has_speeds() -> None:
+    """But a laptop's, whose power the maker of the machine sets."""
+    assert set(BUILT_IN) - set(all_speeds()) == {"rtx4060-laptop"}
+    assert set(all_speeds()) < set(BUILT_IN)
 
 
 @pytest.mark.parametrize(
@@ -109,6 +121,9 @@ def test_an_unknown_name_names_the_near_ones() -> None:
     with pytest.raises(ConfigError, match="unknown GPU 'h10-80gb'") as caught:
         find("h10-80gb")
     assert "h100-80gb" in caught.value.hint
+    with pytest.raises(ConfigError, match="unknown GPU") as caught:
+        find("t5")
+    assert "did you mean t4?" in caught.value.hint
     with pytest.raises(ConfigError, match="unknown GPU") as caught:
         find("zzzzzz")
     assert "--gpu list" in caught.value.hint
@@ -172,13 +187,13 @@ def catalogue_file(tmp_path: Path, *gpus: Any, version: Any = 1) -> Path:
     return path
 
 
-NVL = {
-    "name": "h100-nvl",
-    "title": "NVIDIA H100 NVL",
-    "like": "h100-pcie-80gb",
-    "total_memory": 100_000_000_000,
-    "multi_processor_count": 132,
-    "aliases": ["nvl"],
+H20 = {
+    "name": "h20",
+    "title": "NVIDIA H20",
+    "like": "h200-141gb",
+    "total_memory": 102_000_000_000,
+    "multi_processor_count": 78,
+    "aliases": ["h20-96gb"],
 }
 NEW = {
     "name": "new",
@@ -190,14 +205,14 @@ NEW = {
 
 
 def test_a_user_adds_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = catalogue_file(tmp_path, NVL, {**NVL, "name": "nvl2", "like": "h100-nvl"})
+    path = catalogue_file(tmp_path, H20, {**H20, "name": "h20b", "like": "h20"})
     monkeypatch.setenv(catalogue.ENVIRONMENT, str(path))
-    found = find("NVL")
-    assert (found.name, found.total_memory) == ("h100-nvl", 100_000_000_000)
-    assert found.L2_cache_size == find("h100-pcie").L2_cache_size
+    found = find("H20 96GB")
+    assert (found.name, found.total_memory) == ("h20", 102_000_000_000)
+    assert found.L2_cache_size == find("h200").L2_cache_size
     assert str(path) in found.sources["total_memory"]
-    assert found.sources["L2_cache_size"].startswith("as h100-pcie-80gb:")
-    assert find("nvl2").total_memory == 100_000_000_000
+    assert found.sources["L2_cache_size"].startswith("as h200-141gb:")
+    assert find("h20b").total_memory == 102_000_000_000
     assert find("h100").name == "h100-80gb"
 
 
@@ -227,27 +242,27 @@ def test_a_whole_entry(tmp_path: Path) -> None:
         ({}, "'name' is missing"),
         ({"name": "A B"}, "name: expected a name of a-z"),
         ({"name": "present", "like": "t4"}, "cannot be 'present'"),
-        ({**NVL, "like": "nothing"}, "unknown GPU"),
-        ({**NVL, "like": " "}, "like: expected a non-empty string"),
-        ({**NVL, "capability": "8.0"}, "differs"),
-        ({**NVL, "memory": 3}, "unknown key 'memory'"),
+        ({**H20, "like": "nothing"}, "unknown GPU"),
+        ({**H20, "like": " "}, "like: expected a non-empty string"),
+        ({**H20, "capability": "8.0"}, "differs"),
+        ({**H20, "memory": 3}, "unknown key 'memory'"),
         (
-            {**NVL, "total_memory": 0},
+            {**H20, "total_memory": 0},
             "total_memory: expected a whole number from 1 to 4611686018427387903, found 0",
         ),
         (
-            {**NVL, "total_memory": True},
+            {**H20, "total_memory": True},
             "total_memory: expected a whole number from 1 to 4611686018427387903, found True",
         ),
-        ({**NVL, "total_memory": "80 GB"}, "from 1 to 4611686018427387903, found '80 GB'"),
-        ({**NVL, "total_memory": 1 << 70}, "total_memory: expected a whole number from 1"),
-        ({**NVL, "context": [2, 1]}, "context: expected [low, high] in bytes"),
-        ({**NVL, "context": [0, 1]}, "context[0]: expected a whole number from 1"),
-        ({**NVL, "context": 5}, "context: expected a list"),
-        ({**NVL, "aliases": "nvl"}, "aliases: expected a list, found 'nvl'"),
-        ({**NVL, "aliases": [1]}, "aliases[0]: expected text, found 1"),
-        ({**NVL, "sources": []}, "sources: expected an object"),
-        ({**NVL, "total_memory_seen": {"much": "x"}}, "much"),
+        ({**H20, "total_memory": "80 GB"}, "from 1 to 4611686018427387903, found '80 GB'"),
+        ({**H20, "total_memory": 1 << 70}, "total_memory: expected a whole number from 1"),
+        ({**H20, "context": [2, 1]}, "context: expected [low, high] in bytes"),
+        ({**H20, "context": [0, 1]}, "context[0]: expected a whole number from 1"),
+        ({**H20, "context": 5}, "context: expected a list"),
+        ({**H20, "aliases": "nvl"}, "aliases: expected a list, found 'nvl'"),
+        ({**H20, "aliases": [1]}, "aliases[0]: expected text, found 1"),
+        ({**H20, "sources": []}, "sources: expected an object"),
+        ({**H20, "total_memory_seen": {"much": "x"}}, "much"),
         ({"name": "new"}, "has no 'title'"),
         ({**NEW, "capability": 9.0}, "capability: expected text, found 9.0"),
         ({**NEW, "capability": "9"}, 'capability: expected a value like "9.0"'),

@@ -10,7 +10,7 @@ from report_builders import rank_recording, recording, session, step
 
 from gpuprobe.analysis.baseline.check import check_baseline
 from gpuprobe.analysis.baseline.measure import baseline_of
-from gpuprobe.analysis.baseline.model import Baseline, CheckResult, Setting
+from gpuprobe.analysis.baseline.model import Baseline, Cause, CheckResult, Setting
 from gpuprobe.analysis.baseline.text import dumps, loads
 from gpuprobe.analysis.compare.accounts import Account, LineShare
 from gpuprobe.analysis.peak.peaks import Share
@@ -83,6 +83,28 @@ def test_the_peak_is_shown_by_line_category_and_module() -> None:
     assert "| **peak_allocated** | 9.0 MiB | 11.0 MiB | +2.0 MiB |" in shared
     # A cell stays one cell.
     assert "| +2.0 MiB | `tr\\x1b[31mai\\|n'.py:4 in main` |" in shared
+
+
+def test_a_longer_step_is_said_with_its_share() -> None:
+    """Beside the first cause, if that is of memory; else in it."""
+    after = baseline(account(line(3, 9 * MIB), line(4, 2 * MIB)), account(line(5, MIB)), 0)
+    before, now = (
+        replace(one, metrics={**one.metrics, "step_time": time})
+        for one, time in ((BEFORE, 10_000_000), (after, 11_800_000))
+    )
+    checked = check_baseline(before, now)
+    why = "reverting train.py:4 saves 1.8 of 1.8 ms"
+    slower = tuple(
+        replace(item, cause=why, place="train.py:4", causes=(Cause(why, "train.py:4"),))
+        if item.name == "step_time"
+        else item
+        for item in checked.metrics
+    )
+    plain, _ = texts(replace(checked, metrics=slower))
+    assert f"also: +18% a step: {why}" in " ".join(plain.split())
+    alone = tuple(item for item in slower if item.name == "step_time")
+    plain, _ = texts(replace(checked, metrics=alone, phases=(), cause=why))
+    assert f"first cause: +18% a step: {why}" in " ".join(plain.split())
 
 
 def test_what_is_not_used_again_is_said_with_its_line() -> None:

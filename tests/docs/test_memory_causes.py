@@ -26,14 +26,20 @@ def names() -> Iterator[str]:
         and isinstance(node.targets[0], ast.Name)
         and isinstance(node.value, ast.Constant)
     }
-    for tree in trees:
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "Answer":
-                first = node.args[0]
-                assert isinstance(first, (ast.Constant, ast.Name))
-                name = first.value if isinstance(first, ast.Constant) else constants[first.id]
-                assert isinstance(name, str)
-                yield name
+    for node in (node for tree in trees for node in ast.walk(tree)):
+        if not isinstance(node, ast.Call):
+            continue
+        if (made := ast.unparse(node.func)) == "Answer":
+            given: ast.expr = node.args[0]
+        elif made == "MemoryCause":  # one that is no answer about a group
+            given = next(word.value for word in node.keywords if word.arg == "rule")
+        else:
+            continue
+        if isinstance(given, ast.Constant):
+            assert isinstance(given.value, str)
+            yield given.value
+        elif isinstance(given, ast.Name):
+            yield constants[given.id]
 
 
 def test_the_page_describes_each_cause() -> None:

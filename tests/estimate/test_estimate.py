@@ -163,6 +163,19 @@ def test_an_allocator_setting_is_used(conf: str, peak: int) -> None:
 
 
 @pytest.mark.simulated
+def test_growth_is_that_of_most_steps() -> None:
+    """And not of the last one, in which the program also kept something else."""
+    kept = []
+
+    def leaks() -> None:
+        kept.append(torch.empty(512 * MIB, dtype=torch.uint8, device="cuda"))
+        if len(kept) == 4:
+            kept.append(torch.empty(100 * MIB, dtype=torch.uint8, device="cuda"))
+
+    assert gpuprobe.estimate(leaks, gpu="t4", steps=4).growth == 512 * MIB
+
+
+@pytest.mark.simulated
 def test_memory_that_goes_on_growing_is_said() -> None:
     kept = []
 

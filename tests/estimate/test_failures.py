@@ -49,6 +49,23 @@ def test_a_crash_names_its_line(tmp_path: Path) -> None:
     assert line.endswith(f" (at {script}:3)")
 
 
+def test_a_gpu_without_kernels_in_this_torch_is_named(tmp_path: Path) -> None:
+    """CUDA 13 has none for V100."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\n"
+        "table = torch.nn.Embedding(100, 64, device='cuda')\n"
+        "table(torch.arange(4096, device='cuda') % 100).sum().backward()\n"
+    )
+    done = warm_python.gpuprobe("estimate", "--gpu", "v100-16gb", script)
+    if "no kernels" not in done.stderr:
+        pytest.skip("this torch has kernels for V100")
+    assert done.returncode == 5
+    *_, error, hint = done.stderr.splitlines()
+    assert "the program failed at " in error
+    assert re.fullmatch(r"  hint: torch \S+ has no kernels for compute capability 7.0", hint)
+
+
 WORKERS = """\
 import os
 import signal

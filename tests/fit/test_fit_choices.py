@@ -12,7 +12,7 @@ import warm_python
 from gpuprobe.errors import ProgramFailed, UsageError
 from gpuprobe.model.io.codec import from_plain, to_plain
 from gpuprobe.model.plans.fit import Fit, FitChoice, Trial
-from gpuprobe.model.plans.request import EstimateRequest, ParameterSource
+from gpuprobe.model.plans.request import EstimateRequest, ParameterSource, PriceList
 from gpuprobe.model.plans.step_time import TrainingCost
 from gpuprobe.model.values import Bytes, Nanoseconds
 from gpuprobe.planning.program import program_of
@@ -99,11 +99,11 @@ def test_the_table_of_choices_has_speed_and_cost() -> None:
     table, cost, _ = fit_sections(fit)[1].parts
     assert isinstance(table, Table)
     assert isinstance(cost, Line)
-    assert cost.text.startswith("cost: of a million images")
+    assert cost.text.startswith("cost: for a million images")
     rows = [tuple(getattr(cell, "text", cell) for cell in row.cells[6:]) for row in table.rows]
     assert rows == [
-        ("100.0 ms", "80.0 ms to 150.0 ms", "240", "4.00", ""),  # 6 images of each of 4 ranks
-        ("-", "-", "-", "-", "no speeds are known of t4"),
+        ("100.0 ms (80.0 to 150.0)", "240", "4.00", ""),  # 6 images of each of 4 ranks
+        ("-", "-", "-", "no speeds are known of t4"),
     ]
 
 
@@ -112,7 +112,7 @@ def test_a_price_of_another_gpu_is_refused(tmp_path: Path) -> None:
 
     script = tmp_path / "train.py"
     script.write_text("ROWS = 1\n")
-    request = EstimateRequest(str(script), gpu="t4,l4", prices={"a10g": 1.0})
+    request = EstimateRequest(str(script), gpu="t4,l4", prices=PriceList({"a10g": 1.0}))
     with pytest.raises(UsageError, match="a price of a10g, which is not estimated"):
         fit_program(request, "ROWS")
 

@@ -23,7 +23,13 @@ from upstream_corpus import BUGS
 from gpuprobe.hazards.accesses import Access, Race, RaceContext, Scope
 from gpuprobe.hazards.engine import Engine
 from gpuprobe.hazards.events import HOST
-from gpuprobe.hazards.findings.code import applied, patch_of, statement, unified_diff
+from gpuprobe.hazards.findings.code import (
+    applied,
+    free_name,
+    patch_of,
+    statement,
+    unified_diff,
+)
 from gpuprobe.hazards.findings.explain import stream_name
 from gpuprobe.hazards.findings.repairs import KeepAlive, LocatedRace
 from gpuprobe.hazards.footprint import Footprint
@@ -364,6 +370,26 @@ def test_statements_of_other_files_have_no_order(tmp_path: Path) -> None:
     first, second = statement(str(one), 1), statement(str(other), 2)
     for pair in ((first, second), (first, None), (None, second)):
         assert not LocatedRace(Engine(), race, lambda site: None, *pair).first_always_runs_before
+
+
+def test_a_statement_is_in_no_branch_outside_of_its_function(tmp_path: Path) -> None:
+    file = tmp_path / "nested.py"
+    file.write_text("for step in range(2):\n    def work():\n        if step:\n            a = 1\n")
+    inner = statement(str(file), 4)
+    assert inner is not None
+    assert [node.lineno for node in inner.branches] == [3]
+
+
+def test_a_name_that_a_file_uses_gets_a_number(tmp_path: Path) -> None:
+    file = tmp_path / "names.py"
+    file.write_text("handle = 1\nhandle_2 = 2\nother = handle\n")
+    found = statement(str(file), 3)
+    assert found is not None
+    assert [free_name(found, name) for name in ("done", "other", "handle")] == [
+        "done",
+        "other_2",
+        "handle_3",
+    ]
 
 
 def test_a_stream_is_called_by_its_label() -> None:

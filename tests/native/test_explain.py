@@ -1355,6 +1355,78 @@ def test_the_part_whose_gradients_nothing_reads_is_named(tmp_path: Path) -> None
     assert first["code"] == "model.encoder.requires_grad_(False)"
 
 
+PROMPTS = """\
+import torch
+from torch import nn
+
+def encoder():
+    return nn.Sequential(*(part for _ in range(4) for part in (nn.Linear(256, 256), nn.Tanh())))
+
+class Prompted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.image, self.text = encoder(), encoder()
+        self.prompt = nn.Linear(256, 256)
+
+    def forward(self, x):
+        return self.image(x) @ self.text(self.prompt(x[:256])).t()
+
+model = Prompted().cuda()
+optimizer = torch.optim.SGD(model.prompt.parameters(), lr=0.1)
+for _ in range(3):
+    loss = model(torch.randn(8192, 256, device="cuda")).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+ADAPTED = """\
+import torch
+from torch import nn
+
+class Adapted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.base = nn.Linear(256, 1024)
+        self.low = nn.Sequential(nn.Linear(256, 8), nn.Linear(8, 1024))
+
+    def forward(self, x):
+        return (self.base(x) + self.low(x)).unflatten(1, (4, 256)).mean(1).tanh()
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*(Adapted() for _ in range(4)))
+
+    def forward(self, x):
+        return self.layers(x)
+
+model = Model().cuda()
+trained = [value for name, value in model.named_parameters() if ".low." in name]
+optimizer = torch.optim.SGD(trained, lr=0.1)
+for _ in range(3):
+    loss = model(torch.randn(64, 256, device="cuda")).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_several_parts_whose_gradients_nothing_reads_are_named(tmp_path: Path) -> None:
+    _, found = explain(tmp_path, PROMPTS)
+    first = found["causes"][0]
+    assert "are gradients of model.image and model.text that nothing reads" in first["sentence"]
+    parts = "model.image.requires_grad_(False); model.text.requires_grad_(False)"
+    assert first["code"] == parts
+
+
+def test_a_part_of_which_adapters_are_trained_is_not_to_be_frozen(tmp_path: Path) -> None:
+    _, found = explain(tmp_path, ADAPTED)
+    first = found["causes"][0]
+    assert first["rule"] == "unread-gradients"
+    assert not first["code"]  # nor torch.no_grad(), as gradients pass through it
+
+
 GOAL = """\
 import torch
 from torch import nn
@@ -1379,6 +1451,34 @@ for _ in range(3):
     loss.backward()
     optimizer.step()
 """
+
+
+PENALTY = """\
+import torch
+from torch import nn
+
+critic = nn.Sequential(nn.Conv2d(3, 16, 3), nn.Softplus(), nn.Conv2d(16, 1, 3)).cuda()
+optimizer = torch.optim.SGD(critic.parameters(), lr=0.1)
+for _ in range(6):
+    real = torch.rand(8, 3, 96, 96, device="cuda")
+    mixed = (real * 0.5).requires_grad_()
+    out = critic(mixed)
+    out.backward(torch.ones_like(out), create_graph=True)
+    penalty = (mixed.grad.flatten(1).norm(dim=1) - 1).square().mean()
+    optimizer.zero_grad()
+    penalty.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    del real, mixed, out, penalty
+"""
+
+
+def test_gradients_and_their_graphs_are_one_cause(tmp_path: Path) -> None:
+    """Of tensors that no name leads to any more; the line that made them has one."""
+    _, found = explain(tmp_path, PENALTY)
+    (first,) = found["causes"]
+    assert first["rule"] == "gradient-graph"
+    assert "is for the variable mixed" in first["sentence"]
 
 
 def test_where_a_detached_result_saves_little_no_graph_is_made(tmp_path: Path) -> None:

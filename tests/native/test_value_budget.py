@@ -90,7 +90,7 @@ def test_a_region_beyond_the_bounds_ends_the_computing_of_everything() -> None:
         assert values.everything
         assert not values.computing.allows(1e9, 300 * MIB)
         assert not values.everything
-        assert "from there on" in values.notes[0]
+        assert "later only whole numbers" in values.notes[0]
 
 
 def test_programs_of_a_triton_kernel_are_counted_before_they_are_interpreted() -> None:

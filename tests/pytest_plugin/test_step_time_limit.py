@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,7 @@ def test_a_longer_time_fails_a_test(tmp_path: Path) -> None:
     }, done.text
     why = done.why("test_slower")
     assert "step_time " in why
-    assert " ms above the baseline (2% accepted)\n  first cause: " in why
+    assert re.search(r" ms \(\+2\d%\) above the baseline \(2% accepted\)\n  first cause: ", why)
     assert "step_time: the time of this test is not predicted: gpuprobe report" in done.why(
         "test_nothing"
     )

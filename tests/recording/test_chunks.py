@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from model_strategies import UNDECODABLE, memory_traces, same_trace
+from model_strategies import UNDECODABLE, memory_traces, same_trace, values_of
 
 from examples import examples
 from gpuprobe.analysis.trace.ledger import ledger_of
 from gpuprobe.errors import DataError, UnsupportedSchema
 from gpuprobe.model.io.budget import LIMITS
-from gpuprobe.model.memory import Category, TraceAction
+from gpuprobe.model.io.codec import to_plain
+from gpuprobe.model.memory import Category, Segment, TraceAction
 from gpuprobe.model.trace import Frame, MemoryTrace
 from gpuprobe.recording import chunks
 
@@ -53,6 +54,13 @@ def test_round_trip(trace: MemoryTrace) -> None:
     # The tables still intern.
     for index, text in enumerate(back.stacks.strings):
         assert back.stacks.string(text) == index
+
+
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(values_of(Segment), max_size=3))
+def test_the_text_of_a_layout_is_that_of_its_values(segments: list[Segment]) -> None:
+    text = f"[{chunks._layout(segments)}]"
+    assert text == json.dumps(to_plain(segments), separators=(",", ":"))
 
 
 def test_an_empty_trace() -> None:

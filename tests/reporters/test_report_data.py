@@ -300,7 +300,7 @@ def test_counters_on_the_cpu_report_resident_memory_and_known_tensors() -> None:
     assert "level 'trace'" in report["top_lines"]["unavailable"]
     assert [advice["id"] for advice in report["advice"]] == ["trace"]
     text = "\n".join(draw.lines(report_sections(report.typed), Style()))
-    assert "700 B to 900 B resident in the process" in text
+    assert "700 B to 900 B of the process in the host's memory" in text
     assert "%" not in text.split("Categories")[1].split("Lines")[0]  # no share of the unknown
 
 

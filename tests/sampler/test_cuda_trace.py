@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 
-from gpuprobe.model.memory import Category, TraceAction
-from gpuprobe.model.trace import MemoryTrace
+from gpuprobe.model.memory import Block, BlockState, Category, Segment, TraceAction
+from gpuprobe.model.trace import Frame, MemoryTrace, StackTable
 from gpuprobe.sampler.tracing.calls import ModuleCalls
-from gpuprobe.sampler.tracing.cuda import CudaTrace, _categorise, _last_owners, layout_now
+from gpuprobe.sampler.tracing.cuda import (
+    Before,
+    CudaTrace,
+    _categorise,
+    _last_owners,
+    layout_now,
+)
 from gpuprobe.sampler.tracing.tensors import Known
 
 ALLOC, FREE = TraceAction.ALLOC.code, TraceAction.FREE_COMPLETED.code
@@ -38,6 +46,22 @@ def test_the_last_owner_of_an_address_is_named() -> None:
     assert Category.from_code(trace.baseline.category[0]) is unknown
 
 
+def test_what_is_kept_of_live_blocks_is_none_of_the_collectors_business() -> None:
+    trace = MemoryTrace("cuda:0")
+    frame = trace.stacks.frame(Frame("train.py", 3, "main"))
+    stack, module = trace.stacks.stack((frame,)), trace.stacks.string("Net.a")
+    trace.events.append(ALLOC, 0x1000, 512, stack=stack, module=module)
+    block = Block(0x1000, 512, 512, BlockState.ALLOCATED, stack)
+    trace.segments = (Segment(0, 0x1000, 512, 0, "small", blocks=(block,)),)
+    before = Before({}, {}, StackTable())
+    before.add_live(trace, _last_owners(trace))
+    (origin,) = before.origins.values()
+    assert before.table.frames_of(origin[0]) == (Frame("train.py", 3, "main"),)
+    assert before.table.strings[origin[1]] == "Net.a"
+    gc.collect()
+    assert not gc.is_tracked(origin)
+
+
 def test_modules_are_laid_over_the_events_of_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(10_000, 100_000, 10_000))  # nanoseconds
     monkeypatch.setattr("gpuprobe.sampler.tracing.calls.time_ns", lambda: next(clock))
@@ -61,8 +85,8 @@ def test_modules_are_laid_over_the_events_of_their_time(monkeypatch: pytest.Monk
 def test_without_cuda_there_is_nothing_to_trace() -> None:
     trace = CudaTrace()
     assert trace.begin() is None
-    assert trace.collect(0, []) == []
-    assert layout_now(0, []) == []
+    assert trace.collect(0, {}) == []
+    assert layout_now(0, {}) == []
     trace.stop()
 
 
@@ -74,7 +98,7 @@ def test_a_step_on_a_gpu_is_traced_and_the_history_switched_off_again() -> None:
     more = torch.zeros(1 << 20, device="cuda")
     known = Known(str(keep.device), keep.data_ptr(), keep.nbytes, Category.PARAMETER, "Net.a")
     # Of other GPUs too, if earlier tests of this process left memory there.
-    (taken,) = [one for one in trace.collect(0, [known]) if one.device == "cuda:0"]
+    (taken,) = [one for one in trace.collect(0, {0: known}) if one.device == "cuda:0"]
     assert taken.step == 0
     assert len(taken.events) > 0
     assert not torch._C._cuda_isHistoryEnabled()

@@ -100,6 +100,22 @@ def clones_of_views() -> None:  # nothing is kept, but a part of each is enough
     torch.stack(features)
 
 
+def views_of_what_was_read() -> None:  # in whole, by the operator after it
+    maps = []
+    for _ in range(16):
+        scores = numbers(64, 4096).softmax(-1)
+        scores.sum()
+        maps.append(scores[:, 0])
+    torch.stack(maps)
+
+
+def read_part_by_part() -> None:
+    scores = numbers(64, 1 << 16).softmax(-1)
+    scores.sum()
+    for part in scores.split(16):
+        part.sigmoid().square().sum()
+
+
 def last_position() -> None:
     hidden, head = numbers(4, 256, 64), numbers(64, 4096)
     logits = hidden @ head
@@ -403,6 +419,18 @@ def resized() -> None:
     logits.argmax(1)
 
 
+def masks_of_resized() -> None:  # a sum of booleans is one of a copy in 8 bytes
+    masks = F.interpolate(numbers(1, 64, 16, 16), size=(512, 512), mode="bilinear") > 0
+    masks.sum((2, 3))
+
+
+def looked_up_for_pairs() -> None:
+    table = nn.Embedding(121, 32).cuda()
+    pairs = torch.randint(0, 121, (64, 64, 64), device="cuda")
+    queries = numbers(64, 2, 64, 32, requires_grad=True)
+    torch.einsum("bhqd,bqkd->bhqk", queries, table(pairs)).sum().backward()
+
+
 def _looked_up(tied: bool) -> None:
     table = nn.Embedding(1 << 16, 128).cuda()
     optimizer = torch.optim.SGD(table.parameters(), lr=0.1, foreach=False)
@@ -637,6 +665,8 @@ KINDS: dict[Callable[[], None], str] = {
     grown: "grown-by-joining",
     views_that_keep: "view-keeps-base",
     clones_of_views: "computed-in-whole",
+    views_of_what_was_read: "view-keeps-base",
+    read_part_by_part: "",
     last_position: "computed-in-whole",
     widened: "widened",
     widened_for_a_loss: "",
@@ -675,6 +705,8 @@ KINDS: dict[Callable[[], None], str] = {
     all_scores: "",
     contrasted: "",
     resized: "reduced-later",
+    masks_of_resized: "reduced-later",
+    looked_up_for_pairs: "broadcast-intermediate",
     looked_up: "dense-embedding-gradient",
     looked_up_and_multiplied: "",
     skipped: "",
@@ -741,11 +773,35 @@ def test_each_kind_is_found_and_what_looks_alike_is_not(tmp_path: Path) -> None:
         if kind is attention_weights_with_a_mask:
             assert first is not None
             assert "attn_mask=~mask" in first.answer.code
+        if kind is masks_of_resized:
+            assert first is not None
+            assert first.group.bytes >= 64 * 512 * 512 * 8
         if kind is two_losses:
             assert first is not None
             assert isinstance(first.kept_at, Place)
             assert first.kept_at.function == "work"
     assert found == {kind.__name__: rule for kind, rule in KINDS.items()}
+
+
+@pytest.mark.simulated
+def test_a_later_step_reads_as_much_as_this_one_does_of_those_before(tmp_path: Path) -> None:
+    """Widened copies of which only the last position is read, after the step that makes them."""
+    path = tmp_path / "run.gpuprobe"
+    with (
+        gpuprobe.virtual_gpu("t4", compute="shapes"),
+        gpuprobe.record(path, level="trace", trace_steps="all") as recorder,
+    ):
+        logits = None
+        for _ in range(3):
+            with recorder.step():
+                if logits is not None:
+                    logits[:, -1].argmax(-1)
+                logits = numbers(4, 256, 8192, dtype=torch.float16).float()
+    rank = gpuprobe.load(path).ranks[0]
+    ledger = ledger_of(next(iter(rank.traces.of(rank.steps[1]))))
+    found = list(causes_at(Biographies(ledger), ledger.peak(), {}))
+    assert [one.answer.rule for one in found] == ["computed-in-whole"]
+    assert found[0].answer.sentence.startswith("only 128.0 KiB of 32.0 MiB")
 
 
 @pytest.mark.simulated
@@ -771,6 +827,24 @@ def test_logits_that_dominate_are_no_activations_of_layers(
     found = [advice["id"] for advice in gpuprobe.report(path)["advice"]]
     assert ("chunked-loss" in found) is (classes == 8192)
     assert ("checkpoint" in found) is (classes == 16)
+
+
+@pytest.mark.simulated
+def test_the_advice_for_a_loss_that_memory_runs_out_in(tmp_path: Path) -> None:
+    """No backward pass has used anything yet."""
+    path = tmp_path / "run.gpuprobe"
+    with (
+        gpuprobe.virtual_gpu("t4", compute="shapes"),
+        gpuprobe.record(path, level="trace", trace_steps="all"),
+    ):
+        net = nn.Sequential(nn.Linear(1024, 1024), nn.GELU(), nn.Linear(1024, 131072)).cuda()
+        targets = torch.zeros(16384, dtype=torch.int64, device="cuda")
+        logits = net(numbers(16384, 1024))
+        with pytest.raises(torch.cuda.OutOfMemoryError, match=r"allocate 8\.00 GiB"):
+            F.cross_entropy(logits, targets)
+    found = [advice["id"] for advice in gpuprobe.report(path)["advice"]]
+    assert "chunked-loss" in found
+    assert "checkpoint" not in found
 
 
 @pytest.mark.simulated

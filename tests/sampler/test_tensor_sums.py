@@ -205,3 +205,21 @@ def test_a_repeated_walk_finds_what_a_walk_does() -> None:
     assert same()
     model = torch.nn.Sequential(model)  # other names
     assert same()
+    model._modules = {"first": model[0]}
+    assert same()
+
+
+def test_a_walk_is_repeated_only_if_a_tensor_has_moved() -> None:
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters())
+    repeated = RepeatedWalk()
+    model(torch.ones(2, 4)).sum().backward()
+    first = repeated.take([model], [optimizer])
+    assert repeated.take([model], [optimizer]) is first
+    model.weight.grad = torch.zeros(4, 4)
+    second = repeated.take([model], [optimizer])
+    assert second is not first
+    model.bias.grad = None
+    third = repeated.take([model], [optimizer])
+    assert len(second) - len(third) == 1
+    assert repeated.take([model], [optimizer]) is third

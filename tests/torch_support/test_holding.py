@@ -28,6 +28,7 @@ from gpuprobe.analysis.growth import keeper
 from gpuprobe.model.io.codec import from_plain, to_plain
 from gpuprobe.model.run.holders import Holder, HolderRoot, Kept
 from gpuprobe.model.values import Bytes
+from gpuprobe.patching import Patches
 from gpuprobe.sampler.tracing.held import _key
 from gpuprobe.torch_support.holding.objects import OUTSIDE
 from gpuprobe.torch_support.holding.search import (
@@ -1481,3 +1482,17 @@ def test_what_is_not_used_is_kept_by_the_container_on_its_path(main: dict[str, A
     found = holders_of(keys, frames=())
     of_model, first, second = (_key(found[key]) for key in keys)
     assert first == second != of_model
+
+
+def test_what_gpuprobe_keeps_for_a_hook_is_not_searched(main: dict[str, Any]) -> None:
+    own = Patches()
+    own.noted = [[] for _ in range(10_000)]  # type: ignore[attr-defined]
+    main["hook"] = functools.partial(print, own)
+    deep: list[Any] = [new()]
+    key = key_of(deep[0])
+    for _ in range(8):
+        deep = [deep]
+    main["x"] = deep
+    result = holders_of([key], frames=())
+    assert result[key].name == "x" + 9 * "[0]"
+    assert result.visited < 10_000

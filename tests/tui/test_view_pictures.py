@@ -76,6 +76,7 @@ async def test_panes(run: Training, tmp_path: Path, size: tuple[int, int]) -> No
         await pilot.pause()
         await compare(app, pilot, f"view-map-{label}", tmp_path)
         await pilot.press("5")
+        await until(pilot, lambda: "cause of the peak" in text(app, "#finding-rows"))
         await pilot.pause()
         await compare(app, pilot, f"view-findings-{label}", tmp_path)
 

@@ -102,7 +102,9 @@ async def test_every_pane_shows_a_finished_run(run: Run) -> None:
         await pilot.press("4")
         assert "complete" in lines(app, "#ranks-pane")[0]
         await pilot.press("5")
-        assert "GP201" in lines(app, "#finding-rows")[0]
+        await until(pilot, lambda: "GP201" in lines(app, "#finding-rows")[1])  # after the cause
+        assert "memory grows by" in text(app, "#findings-detail")
+        await pilot.press("j")
         assert "side.wait_stream(main)" in text(app, "#findings-detail")
         await pilot.press("tab")
         assert isinstance(app.screen, ViewScreen)
@@ -291,7 +293,7 @@ async def test_a_run_is_followed_until_it_ends(run: Run) -> None:
         await until(pilot, lambda: pane(app).ready)
         run.finding(line=14)
         await pilot.press("5")
-        await until(pilot, lambda: rows(app, "#finding-rows").count == 3)
+        await until(pilot, lambda: "3 findings" in text(app, "#finding-rows"))
         await pilot.press("2")
         for _ in range(8):
             run.step(traced=False)
@@ -412,7 +414,7 @@ async def test_what_is_shown_is_saved_as_json(
         saved = json.loads(path.read_text("utf-8"))
         assert (saved["schema"], saved["version"], saved["pane"]) == (
             "gpuprobe.view",
-            [2, 0],
+            [2, 1],
             "trace",
         )
         assert sum(group["bytes"] for group in saved["groups"]) == saved["allocated"]
@@ -439,6 +441,26 @@ async def test_the_findings_are_those_of_the_report(run: Run) -> None:
         in_report = report(load(run.path))["findings"]
         assert [finding["message"] for finding in in_report] == [f["message"] for f in shown]
         assert any("GP303" in line for line in lines(app, "#finding-rows"))
+
+
+async def test_the_causes_are_those_of_the_report(run: Run) -> None:
+    run.end()
+    app = viewer(run)
+    async with app.run_test(size=(130, 40)) as pilot:
+        await until(pilot, lambda: rows(app, "#steps").count == 6)
+        await pilot.press("5")
+        await until(pilot, lambda: "1 cause of the peak, 2 findings" in text(app, "#finding-rows"))
+        assert "findings 3" in text(app, "#tabs")
+        (cause,) = report(load(run.path))["causes"]
+        below = f"{run.training.folder}/"
+        assert cause["sentence"].replace(below, "") in lines(app, "#finding-rows")[0]
+        shown = " ".join(text(app, "#findings-detail").split())
+        assert f"fix: {cause['remedy'].replace(below, '')}" in shown
+        assert "saves: not tried" in shown
+        screen = app.screen
+        assert isinstance(screen, ViewScreen)
+        (saved,) = screen.document()["causes"]
+        assert saved["sentence"] == cause["sentence"]
 
 
 async def test_the_axis_of_a_trace_has_phases_and_times(run: Run) -> None:

@@ -27,8 +27,8 @@ class PhaseGap:
 @record(frozen=True)
 class MeasuredStepTime:
     """``measured_ns``: the median of ``steps`` steps on the host. ``data_ns``: how long the host
-    waited for data in the mean step. ``phases``: what has a time on the GPU, the largest difference
-    first; empty without such times.
+    waited for data in the mean step; ``collectives_ns``: how long collectives blocked it.
+    ``phases``: what has a time on the GPU, the largest difference first; empty without such times.
     """
 
     predicted: StepTime
@@ -37,6 +37,7 @@ class MeasuredStepTime:
     measured_ns: Nanoseconds
     data_ns: Nanoseconds
     phases: tuple[PhaseGap, ...]
+    collectives_ns: Nanoseconds = Nanoseconds(0)
 
     @property
     def inside(self) -> bool:
@@ -78,6 +79,7 @@ def measured_step_time(one: Recording, two: Recording) -> MeasuredStepTime | Una
         Nanoseconds(round(median(durations))),
         Nanoseconds(data_ns),
         tuple(gaps),
+        Nanoseconds(shares.collectives_ns // shares.steps),
     )
 
 

@@ -40,11 +40,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, compress, islice
 from operator import ne
+from typing import TYPE_CHECKING
 
-from gpuprobe.analysis.trace.ledger import Ledger
 from gpuprobe.model.actions import OOM
 from gpuprobe.model.memory import Category
 from gpuprobe.model.trace import GRAD_ON, Frame, MemoryTrace, StackTable
+
+if TYPE_CHECKING:  # 3 ms, which a recorder does not need
+    from gpuprobe.analysis.trace.ledger import Ledger
 
 WORKSPACE = 1  # library scratch memory
 OPTIMIZER = 2  # inside an optimizer's step

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpuprobe.causes.answer import EXPECTED, Answer, EditKind, Expected
 from gpuprobe.causes.groups import HeldGroup
 from gpuprobe.model.memory import Category
+from gpuprobe.model.run.holders import HolderRoot, Kept
 from gpuprobe.model.text import human_bytes
 
 LATE_GRADIENTS = "late-zero-grad"
@@ -13,9 +14,9 @@ LATE_GRADIENTS = "late-zero-grad"
 
 def diagnose(group: HeldGroup) -> Answer | Expected | None:
     """Gradients that are computed and never used, or not used again."""
-    if not group.mostly(Category.GRADIENT):
-        return None
     holder = group.holder
+    if not group.mostly(Category.GRADIENT) or _of_a_graph(group):
+        return None
     # The keys of an optimizer's state are the parameters, but not by their names.
     named = holder is not None and not any("→" in step.label for step in holder.path)
     owner = f" ({holder.place})" if holder is not None and named else ""
@@ -49,3 +50,11 @@ def diagnose(group: HeldGroup) -> Answer | Expected | None:
         code="optimizer.zero_grad(set_to_none=True)",
         edit=EditKind.FREE_GRADIENTS,
     )
+
+
+def _of_a_graph(group: HeldGroup) -> bool:
+    """Whether no name leads to the tensors of gradients of earlier steps: no optimizer has them."""
+    holder = group.holder
+    if holder is None or holder.root is not HolderRoot.OUTSIDE or holder.kept is Kept.TENSOR:
+        return False
+    return all(block.earlier for block in group.blocks)

@@ -4,7 +4,7 @@ sequence for its last token, a data set on the GPU.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from gpuprobe.causes.answer import Answer, EditKind
@@ -37,7 +37,11 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
     whole = [row for row in partly if _stays(live, row)]
     if whole:
         yield _data_set(live, whole)
-    now = [row for row in partly if row not in whole and live.lives.last[row] >= live.now]
+    now = [
+        row
+        for row in partly
+        if row not in whole and (live.lives.last[row] >= live.now or live.lives.used_later(row))
+    ]
     new = [row for row in now if live.now - live.lives.made[row] <= _SOON]
     old = [row for row in now if row not in new]
     if new and not live.bytes_of(old) > live.bytes_of(new):
@@ -46,6 +50,7 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
         yield _kept_by_views(live, [*old, *new])
     if not new:
         yield from _gradients_in_whole(live, read)
+    yield from _read_again_in_part(live)
     yield from _rows_thrown_away(live)
     yield from _selected_late(live, read)
 
@@ -78,7 +83,28 @@ def _read(live: LiveMemory) -> list[int]:
         names = {live.text("made_name", one) for one in products}
         if names <= _SELECTING and live.text("last_name", row) in _SELECTING:
             read[row] = min(read[row], sum(live.ledger.requested[one] for one in products))
+    for row, size in _read_later(live, read).items():
+        read[row] = size
     return read
+
+
+def _read_later(live: LiveMemory, read: Sequence[int]) -> Mapping[int, int]:
+    """The bytes that a later step reads of rows that this one only makes: as many as this one reads
+    of those that the same code made in the step before.
+    """
+    lives, made, requested = live.lives, live.ledger.made, live.ledger.requested
+    later = [
+        row for row in live.rows if row < made and not lives.last[row] and lives.used_later(row)
+    ]
+    if not later:
+        return {}
+    before = lives.operator_at(-1)
+    here: dict[object, int] = {}
+    for row in live.rows:
+        if row >= made and lives.first[row] > before:
+            kind = live.kinds[row], requested[row]
+            here[kind] = max(read[row], here.get(kind, 0))
+    return {row: here.get((live.kinds[row], requested[row]), 0) for row in later}
 
 
 def _moved(live: LiveMemory, row: int) -> bool:
@@ -113,6 +139,43 @@ def _data_set(live: LiveMemory, rows: list[int]) -> Excess:
     )
     # What the step selects of it is the batch then.
     return _excess(live, rows, answer, Bound.OR_LESS, "with only what this step reads on the GPU")
+
+
+def _read_again_in_part(live: LiveMemory) -> Iterator[Excess]:
+    """Blocks that operators have read in whole, and read again in half or less: by then only views
+    of a part are there, as of what a hook stores. Not those that are read part by part.
+    """
+    requested, inputs, made = live.ledger.requested, live.column("inputs"), live.lives.made
+    again: dict[int, int] = {}
+    for row in live.rows:
+        products = live.results(row)
+        later = {one for one in products if made[one] > live.now}
+        parts = {one for one in products if inputs[one] <= _MOST * requested[row]}
+        if not later or parts != later or live.lives.last[row] != max(made[one] for one in later):
+            continue
+        read = sum(inputs[one] for one in later)
+        new = row < live.ledger.made and not live.lives.used_later(row)
+        kept = new and not live.for_backward(row) and len(later) < len(products)
+        if kept and read <= _MOST * requested[row] and live.category(row) not in STATE:
+            again[row] = read
+    if again:
+        rows = list(again)
+        text = f"{human_bytes(sum(again.values()))} of {human_bytes(live.bytes_of(rows))}"
+        yield Excess(
+            Answer(
+                "view-keeps-base",
+                f"only {text}{of_names(live, rows)} from {live.place(live.largest(rows))} are read "
+                "again: views of a part keep the whole",
+                "clone the view: its memory is then all that is kept",
+                code=".clone()",
+                edit=EditKind.CLONE,
+            ),
+            live.largest(rows),
+            rows,
+            "with only what is read again, from the beginning",
+            sizes=again,
+            bound=Bound.OR_MORE,  # the base is there until it is cloned
+        )
 
 
 def _kept_by_views(live: LiveMemory, rows: list[int]) -> Excess:

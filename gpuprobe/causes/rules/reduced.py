@@ -40,6 +40,8 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
         and live.is_temporary(row)
     ]
     group, remains = _results(live, roots)
+    group |= live.internals({one for row in group for one in live.products.get(row, ())})
+    group = {row for row in group if not _is_mask(live, row)}  # that of all may be read at the end
     rows = [row for row in live.rows if row in group]
     if not rows or not remains:
         return
@@ -84,7 +86,9 @@ def _results(live: LiveMemory, roots: list[int]) -> tuple[set[int], int]:
                     live.how(product) in (Made.POINTWISE, Made.COPY)
                     or live.text("made_name", product) in _ROW_WISE
                 )
-                if same and 2 * requested[product] >= requested[root]:
+                mask = _is_mask(live, product) and product in live.products
+                share = widths[row] / widths[product] if mask else 1
+                if same and 2 * share * requested[product] >= requested[root]:
                     if product not in group:
                         group.add(product)
                         ready.append(product)
@@ -96,6 +100,14 @@ def _results(live: LiveMemory, roots: list[int]) -> tuple[set[int], int]:
             found |= group
             most = max(most, remains)
     return found, most
+
+
+def _is_mask(live: LiveMemory, row: int) -> bool:
+    """Whether a row is a comparison of each element of a wider one."""
+    widths, source = live.column("width"), live.source(row)
+    if source is None or live.how(row) is not Made.POINTWISE:
+        return False
+    return widths[row] == 1 < widths[source]
 
 
 def _remedy(name: str) -> str:

@@ -21,7 +21,10 @@ _GATHERED = 4
 """How many times as many bytes selected matrices have as all that there are, and as their products,
 at least."""
 _BY_INDEX = frozenset(("index", "index_select", "embedding"))
+_EMBEDDING = "embedding"
 _BATCHED = frozenset(("bmm", "baddbmm"))
+_CONVERTED = "_to_copy"
+"""The copy that may be wider than what it is made of, if that is not in the trace."""
 
 
 def diagnose(live: LiveMemory) -> Iterator[Excess]:
@@ -58,40 +61,62 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
 
 
 def gathered(live: LiveMemory) -> Iterator[Excess]:
-    """Matrices that are selected by indices, far more often than there are, for one product each
-    whose result is small.
+    """Matrices, or vectors of pairs, that are selected by indices, far more often than there are,
+    for one product each whose result is small; and their gradients.
     """
     requested, inputs = live.ledger.requested, live.column("inputs")
+    names = live.column("made_name")
+    strings = live.ledger.trace.stacks.strings
     times = {
         row: requested[row] // inputs[row]
-        for row in live.rows
-        if live.text("made_name", row) in _BY_INDEX
-        and 0 < _GATHERED * inputs[row] <= requested[row]
+        for row in range(len(inputs))
+        if 0 < _GATHERED * inputs[row] <= requested[row]
+        and strings[names[row]] in _BY_INDEX
         and (made := live.made_by.get(live.lives.first[row])) is not None
         and live.text("made_name", made) in _BATCHED
         and _GATHERED * requested[made] <= requested[row]
     }
-    if not times:
+    graded = live.gradients(times) if times else []
+    graded += live.internals({one for row in graded for one in live.products.get(row, ())})
+    rows = [row for row in (*times, *graded) if row in live.needs]
+    if not rows:
         return
-    main = live.largest(times)
-    source = live.source(main)
-    of = requested[main] // times[main] if source is None else requested[source]
+    main = max(times, key=lambda row: (live.size[row], row in live.needs))
     yield Excess(
-        Answer(
-            "repeated-values",
-            f"{human_bytes(live.bytes_of(times))}{of_names(live, list(times))} are the same "
-            f"matrices many times: {live.text('made_name', main)} at {live.place(main)} copies "
-            f"one for each element of a batch, from {human_bytes(of)}",
-            "multiply the elements that have a matrix in common at once, with that matrix (group "
-            "them by index), so that it is broadcast and not copied",
-        ),
+        _gathered_answer(live, main, rows),
         main,
-        list(times),
+        rows,
         "without the copies",
         sizes={
-            row: live.size[row] // times[main]
-            for row in (*live.alike(times), *live.gradients(times))
+            **{row: live.size[row] // times[main] for row in live.alike(times)},
+            **{row: live.size[row] // times[main] for row in graded},
         },
+        bound=Bound.OR_MORE if live.text("made_name", main) == _EMBEDDING else Bound.EXACT,
+    )
+
+
+def _gathered_answer(live: LiveMemory, main: int, rows: list[int]) -> Answer:
+    name, at = live.text("made_name", main), live.place(main)
+    requested, inputs = live.ledger.requested, live.column("inputs")
+    size = f"{human_bytes(live.bytes_of(rows))}{of_names(live, [main])}"
+    if name == _EMBEDDING:
+        product = live.made_by[live.lives.first[main]]
+        return Answer(
+            "broadcast-intermediate",
+            f"{size} are rows of a table that are looked up for each pair, and their gradients: "
+            f"{name} at {at} makes {human_bytes(requested[main])} of {human_bytes(inputs[main])}, "
+            f"of which {human_bytes(requested[product])} remain",
+            "a matrix product with the table first, then gather of the products by the same "
+            "indices; or look up in chunks, each under torch.utils.checkpoint.checkpoint",
+        )
+    source = live.source(main)
+    of = inputs[main] if source is None else requested[source]
+    return Answer(
+        "repeated-values",
+        f"{size} are the same matrices many times: {name} at {at} copies one for each element of a "
+        f"batch, from {human_bytes(of)}",
+        "multiply the elements that have a matrix in common at once, with that matrix (group them "
+        "by index), so that it is broadcast and not copied",
     )
 
 
@@ -118,7 +143,7 @@ def _repetitions(live: LiveMemory, row: int, how: int, times: dict[int, int]) ->
     """
     source = live.source(row)
     inputs, requested = live.column("inputs")[row], live.ledger.requested
-    if how == Made.COPY:
+    if how == Made.COPY and not (source is None and live.text("made_name", row) == _CONVERTED):
         count = int(requested[row] / (inputs * _width_ratio(live, row, source)))
         if count >= _LEAST:
             return count * (1 if source is None else times.get(source, 1))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gpuprobe.causes.answer import Answer, EditKind
 from gpuprobe.causes.live_memory import STATE, Excess, LiveMemory
-from gpuprobe.causes.wording import of_owner, parameters_like
+from gpuprobe.causes.wording import owners_of, parameters_like, share_a_part
 from gpuprobe.model.place import Place
 from gpuprobe.model.text import human_bytes
 
@@ -41,8 +41,9 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
         else ""
     )
     final = [row for row in gradients if live.lives.survives(row)]
-    owner = of_owner(live, final)
-    frozen = f"{owner.removeprefix(' of ')}.requires_grad_(False)"
+    shared = share_a_part(live, final)
+    owners = [] if shared else owners_of(live, final)
+    owner = f" of {' and '.join(owners)}" if owners else ""
     yield Excess(
         Answer(
             "unread-gradients",
@@ -51,7 +52,8 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
             "do not compute them: run this part under torch.no_grad() or detach its result; where "
             "gradients pass through it, requires_grad_(False) for its parameters, or "
             "torch.autograd.grad for the tensors whose gradients are used",
-            code=f"{frozen}" if owner else "with torch.no_grad():",
+            code="; ".join(f"{one}.requires_grad_(False)" for one in owners)
+            or ("" if shared else "with torch.no_grad():"),
             edit=EditKind.NO_GRAD,
         ),
         main,

@@ -170,7 +170,7 @@ def _estimate_serving(args: argparse.Namespace, words: Sequence[str], *, module:
     from gpuprobe.api.render import render
     from gpuprobe.api.serving import estimate_serving
 
-    if args.price:
+    if args.price.by_gpu:
         raise UsageError("--price: the time of serving is not predicted")
     server = estimate_serving(words, args.gpu, module=module, notify=stderr.note)
     assert server is not None  # it is a command of vLLM

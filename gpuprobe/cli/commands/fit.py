@@ -126,7 +126,7 @@ def _serving(args: argparse.Namespace, words: list[str]) -> int:
     from gpuprobe.api.render import render
     from gpuprobe.api.serving import fit_serving
 
-    if args.price:
+    if args.price.by_gpu:
         raise UsageError("--price: the time of serving is not predicted")
     found = fit_serving(
         words,

@@ -258,9 +258,11 @@ class Estimate(Displayed):
         return self.reserved_high + self.context_high + self.nccl_high + self.processes_high
 
 
-def priced(estimate: Estimate, price: float) -> Estimate:
-    """The estimate with the cost of a step, at the ``price`` of an hour of one GPU."""
+def priced(estimate: Estimate, price: float, date: str) -> Estimate:
+    """The estimate with the cost of a step, at the ``price`` of an hour of one GPU, of a price list
+    of that ``date`` if it is not "".
+    """
     if isinstance(estimate.step_time, Unavailable):
         return estimate
     gpus = max(estimate.ranks, estimate.devices)
-    return replace(estimate, cost=cost_of(estimate.step_time, price, gpus))
+    return replace(estimate, cost=cost_of(estimate.step_time, price, gpus, date))

@@ -4,6 +4,7 @@ unchanged down to the process that runs the program.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -13,6 +14,7 @@ from gpuprobe.errors import UsageError
 DEFAULT_GPU: Final = "h100-80gb"
 DISTINCT: Final = "distinct"
 """As `EstimateRequest.rank`: one rank of each class of ranks that behave alike."""
+_SEVERAL: Final = re.compile(r"^\d+\s*[x*×]\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,39 @@ class ParameterSource:
         if self.option:
             return f"as the option {self.option}"
         return f"in place of the constant {self.constant}"
+
+
+@dataclass(frozen=True, slots=True)
+class PriceList:
+    """Prices of an hour by the GPU's name; under "" that of all others. ``date``: of the file that
+    they are from, which may have other GPUs as well.
+    """
+
+    by_gpu: Mapping[str, float] = field(default_factory=dict)
+    date: str = ""
+
+    def of(self, gpu: str) -> float:
+        """The price of the GPU, of which there may be several (``2xt4``); 0 without one."""
+        prices = self.by_gpu
+        return prices.get(gpu, prices.get(_SEVERAL.sub("", gpu), prices.get("", 0.0)))
+
+    def check(self, gpus: Sequence[str]) -> None:
+        """Raises UsageError for a price of a GPU that is not among those that are estimated, and
+        for a file with none of them.
+        """
+        if self.date:
+            if not any(map(self.of, gpus)):
+                raise UsageError(
+                    f"the price list of {self.date} has no price of {', '.join(gpus)}",
+                    hint="add it to the file, or --price PRICE",
+                )
+            return
+        unknown = sorted(set(self.by_gpu) - {"", *gpus})
+        if unknown:
+            raise UsageError(
+                f"a price of {unknown[0]}, which is not estimated",
+                hint=f"one of: {', '.join(gpus)}",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +86,7 @@ class EstimateRequest:
     if not all. ``suggest``: if it does not fit, also estimate changes to the run.
 
     ``gpus`` names GPUs that are compared in a table, separated by commas, or ``all`` of the
-    catalogue. ``prices`` has those of an hour by the GPU's name; under "" that of all others.
+    catalogue. ``prices``: of an hour of one GPU.
 
     A variation has ``value`` in place of the program's ``parameter``, or a ``change`` that is made
     without editing the source (`gpuprobe.planning.changes`). In processes that an estimate starts,
@@ -76,7 +111,7 @@ class EstimateRequest:
     recorded: tuple[int, ...] = ()
     suggest: bool = False
     gpus: str = ""
-    prices: Mapping[str, float] = field(default_factory=dict)
+    prices: PriceList = PriceList()
     parameter: ParameterSource | None = None
     value: int = 0
     change: str = ""
@@ -93,16 +128,7 @@ class EstimateRequest:
     @property
     def price(self) -> float:
         """Of an hour of one of its GPUs; 0 without one."""
-        return self.prices.get(self.gpu, self.prices.get("", 0.0))
-
-    def check_prices(self, gpus: Sequence[str]) -> None:
-        """Raises UsageError for a price of a GPU that is not among those that are estimated."""
-        unknown = sorted(set(self.prices) - {"", *gpus})
-        if unknown:
-            raise UsageError(
-                f"a price of {unknown[0]}, which is not estimated",
-                hint=f"one of: {', '.join(gpus)}",
-            )
+        return self.prices.of(self.gpu)
 
     def check(self) -> None:
         """Raises UsageError for a run without any step, and for a rank that the job lacks."""

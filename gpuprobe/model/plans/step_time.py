@@ -106,7 +106,7 @@ class StepTime:
 class TrainingCost:
     """What training costs at a price for an hour of one GPU, on ``gpus`` of them: the low and the
     high end for a step, and for a billion (10^9) tokens and a million images, 0 where the steps
-    have none. In the currency of the price.
+    have none. In the currency of the price. ``date``: of the price list it is from.
     """
 
     price: Annotated[float, Bounds(0, 1e18)]
@@ -117,13 +117,14 @@ class TrainingCost:
     tokens_high: Annotated[float, Bounds(0, 1e18)] = 0.0
     images_low: Annotated[float, Bounds(0, 1e18), "for 10^6 images"] = 0.0
     images_high: Annotated[float, Bounds(0, 1e18)] = 0.0
+    date: str = ""
 
 
-def cost_of(time: StepTime, price: float, gpus: int) -> TrainingCost:
+def cost_of(time: StepTime, price: float, gpus: int, date: str = "") -> TrainingCost:
     """The cost of steps that each of ``gpus`` makes with its own tokens and images."""
     low, high = (ns * price * gpus / 3600e9 for ns in (time.low_ns, time.high_ns))
     tokens = 1e9 / (time.tokens * gpus) if time.tokens else 0.0
     images = 1e6 / (time.images * gpus) if time.images else 0.0
     return TrainingCost(
-        price, gpus, low, high, low * tokens, high * tokens, low * images, high * images
+        price, gpus, low, high, low * tokens, high * tokens, low * images, high * images, date
     )

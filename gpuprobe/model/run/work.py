@@ -44,6 +44,8 @@ class WorkKind(Enum):
     OTHER = "other"
     """Calls of libraries and kernels whose work is unknown: there is no price for it."""
 
+    __hash__ = object.__hash__  # Enum's is a function in Python
+
 
 @dataclass(frozen=True, slots=True)
 class Work:
@@ -107,6 +109,8 @@ class Action(Enum):
     ALLOCATE = 11
     """cudaMalloc, cuMemMap and others; RELEASE: what they allocated is freed."""
     RELEASE = 12
+
+    __hash__ = object.__hash__  # Enum's is a function in Python
 
 
 @dataclass(frozen=True, slots=True)

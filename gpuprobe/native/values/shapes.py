@@ -375,8 +375,8 @@ class ComputingShapes(Computing):
         self.everything = False
         self.knowledge.limit = LIMIT
         self.ended = (
-            f"all values were computed up to {place_now()}, where they took {why}; "
-            "from there on, those of whole numbers, masks and tensors of up to 1 MiB"
+            f"all values were computed up to {place_now()}; with {why} that would take long, so "
+            "later only whole numbers, masks and tensors of up to 1 MiB have values"
         )
 
     def written(self, tensor: Tensor) -> None:

@@ -177,7 +177,7 @@ def _figures(report: Report) -> list[tuple[str, str]]:
     if report.growth is not None:
         found.append(("growth per step", human_delta(report.growth.bytes_per_step)))
     if isinstance(peak.host_rss, Peak) and peak.measure != "host_rss":
-        found.append(("peak resident on the host", peak_text(peak.host_rss)))
+        found.append(("peak of host memory", peak_text(peak.host_rss)))
     failures = len(report.out_of_memory) + report.earlier_failures
     if failures:
         found.append(("out of memory", plural(failures, "time")))

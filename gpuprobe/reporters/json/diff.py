@@ -87,7 +87,7 @@ def _moments(
 
 DOCUMENT: Final = Document(
     "gpuprobe.diff",
-    (2, 3),
+    (2, 4),
     Diff,
     "What changed between the peaks of two runs. Sizes are bytes. In each table the deltas of the "
     "rows sum to the delta of the peak or, where compared is not null, to the difference of its "
@@ -109,7 +109,12 @@ DOCUMENT: Final = Document(
             "rows": "rows",
         },
     },
-    added={"2.1": "compiled", "2.2": "DiffRow.need", "2.3": "step_time"},
+    added={
+        "2.1": "compiled",
+        "2.2": "DiffRow.need",
+        "2.3": "step_time",
+        "2.4": "MeasuredStepTime.collectives_ns",
+    },
 )
 
 

@@ -10,7 +10,7 @@ from gpuprobe.analysis.baseline.model import CheckResult, MetricResult
 from gpuprobe.analysis.compare.diff import DiffRow, rows_by_need
 from gpuprobe.analysis.repeats import change_groups
 from gpuprobe.model.findings import Level
-from gpuprobe.model.text import amount
+from gpuprobe.model.text import amount, amount_delta
 from gpuprobe.reporters.sections.diff import most_of
 from gpuprobe.reporters.sections.parts import (
     Cell,
@@ -36,7 +36,7 @@ def check_sections(result: CheckResult, top: int = _ROWS) -> list[Section]:
     """The check. ``top``: rows of each table of changes; the other rows are summed."""
     parts: list[Part] = []
     if result.cause and result.regressions:
-        parts.append(Line(result.cause, "item", "first cause", code=True))
+        parts.append(Line(_first_cause(result), "item", "first cause", code=True))
         parts += [Line(text, "item", "next", code=True) for text in _next_causes(result)]
         parts += [Line(text, "item", "also", code=True) for text in _other_causes(result)]
     parts += [Line(text, "alert") for text in (*result.incomplete, *result.mismatches)]
@@ -265,6 +265,22 @@ def _change_table(
     yield Section(title, (table,), name, f"By {by}")
 
 
+def _first_cause(result: CheckResult) -> str:
+    """The cause; with how much longer a step takes, if it explains that."""
+    time = _longer_step(result)
+    longer = time is not None and time.cause == result.cause
+    return f"{_percent(time)} a step: {result.cause}" if time and longer else result.cause
+
+
+def _longer_step(result: CheckResult) -> MetricResult | None:
+    return next((item for item in result.regressions if item.name == "step_time"), None)
+
+
+def _percent(time: MetricResult) -> str:
+    """``+18%``."""
+    return f"{time.delta / time.before:+.0%}" if time.before else amount_delta(time.delta, "ns")
+
+
 def _next_causes(result: CheckResult) -> list[str]:
     """The other candidates for the first cause."""
     first = next((item for item in result.regressions if item.cause == result.cause), None)
@@ -272,7 +288,9 @@ def _next_causes(result: CheckResult) -> list[str]:
 
 
 def _other_causes(result: CheckResult) -> list[str]:
-    """The other regressions with their own causes."""
+    """The other regressions with their own causes, and how much longer a step takes for the first
+    one.
+    """
     same = [item for item in result.regressions if item.cause == result.cause]
     known = {"", *(cause.place for item in same for cause in item.causes)}
     known |= {item.place for item in same}
@@ -280,7 +298,10 @@ def _other_causes(result: CheckResult) -> list[str]:
     for item in result.regressions:
         if item.place not in known:
             known.add(item.place)
-            found.append(f"{item.name}: {item.cause}")
+            name = f"{_percent(item)} a step" if item.name == "step_time" else item.name
+            found.append(f"{name}: {item.cause}")
+        elif item.name == "step_time" and item.cause != result.cause and item.causes:
+            found.append(f"{_percent(item)} a step: {item.causes[0].text}")
     return found
 
 

@@ -14,6 +14,7 @@ from gpuprobe.analysis.compare.diff import (
 )
 from gpuprobe.analysis.compare.times import MeasuredStepTime
 from gpuprobe.analysis.repeats import change_groups
+from gpuprobe.model.plans.step_time import LINKS, RANKS
 from gpuprobe.model.text import human_bytes, human_delta, human_ns
 from gpuprobe.model.values import ReadStatus, Unavailable
 from gpuprobe.reporters.sections.parts import (
@@ -33,7 +34,7 @@ from gpuprobe.reporters.sections.parts import (
     plural,
     size,
 )
-from gpuprobe.reporters.sections.step_time import span_text
+from gpuprobe.reporters.sections.step_time import bounds_text, span_text
 
 _TITLES = {
     "category": "By category",
@@ -112,7 +113,7 @@ def measured_time_section(diff: Diff) -> list[Section]:
     gap = time.measured_ns / time.predicted.expected_ns - 1
     where = "in" if time.inside else "outside of"
     lines: list[Part] = [
-        Line(f"predicted {span_text(time.predicted)}", "item"),
+        Line(f"predicted {span_text(time.predicted)}, {bounds_text(time.predicted)}", "item"),
         Line(
             f"measured {human_ns(time.measured_ns)} on {time.gpu} "
             f"(median of {plural(time.steps, 'step')}): {gap:+.0%}, {where} the range",
@@ -122,6 +123,15 @@ def measured_time_section(diff: Diff) -> list[Section]:
     if time.data_ns:
         waits = f"{human_ns(time.data_ns)} of a step wait for data, which is not predicted"
         lines.append(Line(waits, "item"))
+    exposed = time.predicted.bound_by(LINKS) + time.predicted.bound_by(RANKS)
+    if time.collectives_ns or exposed:
+        blocked = f"collectives block the host for {human_ns(time.collectives_ns)} of a step"
+        text = f"{blocked}; predicted: {human_ns(exposed)} with nothing to compute meanwhile"
+        lines.append(Line(text, "item"))
+    if time.measured_ns > time.predicted.high_ns:
+        lines.append(
+            Line("clocks of the GPU, which heat and power limit, are not recorded", "item")
+        )
     if not time.inside and not time.phases:
         lines.append(Line("where they differ is unknown: no times on the GPU were recorded"))
     if time.phases:

@@ -396,8 +396,7 @@ def fit_sections(fit: Fit) -> list[Section]:
     found = [Section(title, tuple(parts))]
     if fit.choices:
         of_all = " of all ranks" if any(one.ranks > 1 for one in fit.choices) else ""
-        costs = any(one.cost is not None for one in fit.choices)
-        notes = speed_notes(_per(fit), costs=costs) if _is_timed(fit) else []
+        notes = speed_notes(_per(fit), fit.choices) if _is_timed(fit) else []
         found.append(Section(f"Choices, by {name}{of_all}", (_choices(fit), *notes)))
     if fit.suggestions:
         at = fit.largest if fit.largest is not None else fit.least

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final, Protocol
 
-from gpuprobe.model.plans.gpu_table import GpuTable
+from gpuprobe.analysis.repeats import Repeated, time_groups
+from gpuprobe.model.plans.estimate import NOT
+from gpuprobe.model.plans.gpu_table import GpuRow, GpuTable
 from gpuprobe.model.plans.step_time import StepTime, TimeShare, TrainingCost
 from gpuprobe.model.text import human_ns
-from gpuprobe.model.values import Unavailable
+from gpuprobe.model.values import Nanoseconds, Unavailable
 from gpuprobe.reporters.sections.parts import (
     AUTO,
     Cell,
@@ -31,7 +34,7 @@ def step_time_sections(
     time: StepTime | Unavailable, top: int, *, full: bool = False, cost: TrainingCost | None = None
 ) -> list[Section]:
     """The time of a step, what bounds it, and where it goes. ``top``: rows of each table; ``full``:
-    all tables, and the sources of the prices.
+    also its work, and the sources of the prices.
     """
     if isinstance(time, Unavailable):
         return [Section("Step time", (Line(f"not predicted: {time.reason}"),), "step-time")]
@@ -42,14 +45,14 @@ def step_time_sections(
         parts.append(Line(_cost_text(cost), "item"))
     parts += bulleted([f"not included: {text}" for text in time.left_out])
     sections = [Section(headline(time), tuple(parts), "step-time", "Step time")]
-    tables = [("Time of a step by line", "line", time.by_line)]
-    if full:
-        tables += [
-            ("Time of a step by kind of work", "kind", time.by_kind),
-            ("Time of a step by phase", "phase", time.by_phase),
-            ("Time of a step by module", "module", time.by_module),
-        ]
-    for title, by, rows in tables:
+    for title, by, rows in (
+        ("Time of a step by line", "line", time.by_line),
+        ("Time of a step by kind of work", "kind", time.by_kind),
+        ("Time of a step by module", "module", time.by_module),
+        ("Time of a step by phase", "phase", time.by_phase),
+    ):
+        if all(row.name.startswith("(") for row in rows):
+            continue  # such as a program whose modules are unknown
         sections.append(
             Section(title, (_table(by, rows, time, top),), f"step-time-{by}", f"Time by {by}")
         )
@@ -97,16 +100,21 @@ def _sentences(time: StepTime) -> Iterator[str]:
         rates.append(f"{used:.0%} of the GPU's peak (MFU)")
     if rates:
         yield ", ".join(rates)
+    yield bounds_text(time)
+    yield (
+        f"prices from measured kernels of this GPU: {time.measured:.0%} of the GPU's time; "
+        "the rest is by models"
+    )
+
+
+def bounds_text(time: StepTime) -> str:
+    """``bound by memory bandwidth 73%, computing 27%``."""
     shares = [
         f"{row.name} {row.ns / time.expected_ns:.0%}"
         for row in time.bounds
         if row.ns >= _LEAST * time.expected_ns
     ]
-    yield f"bound by {', '.join(shares)}" if shares else "nothing bounds it"
-    yield (
-        f"prices from measured kernels of this GPU: {time.measured:.0%} of the GPU's time; "
-        "the rest is by models"
-    )
+    return f"bound by {', '.join(shares)}" if shares else "nothing bounds it"
 
 
 def gpu_table_sections(table: GpuTable) -> list[Section]:
@@ -115,31 +123,49 @@ def gpu_table_sections(table: GpuTable) -> list[Section]:
     per = "images" if any(row.images for row in table.rows) else "tokens"
     columns = (
         Column("GPU", AUTO, cut=False),
-        Column("needs up to", 11, gap=2, number=True),
-        Column("of", 9, gap=1, number=True),
+        Column("needs", AUTO, gap=2, number=True),
+        Column("of", AUTO, gap=1, number=True),
         *speed_columns(per, costs=costs),
-        Column("", 0, gap=2, cut=False),
     )
     rows = [
         Row(
             (
                 row.gpu,
                 *((_NONE, _NONE) if row.failed else (size(row.total_high), size(row.capacity))),
-                *speed_cells(row, costs=costs),
-                row.verdict or "no estimate",
+                *speed_cells(row, costs=costs, instead=_no_speed(row)),
             )
         )
         for row in table.rows
     ]
-    parts: list[Part] = [Table("GPUs", columns, tuple(rows)), *speed_notes(per, costs=costs)]
+    parts: list[Part] = [Table("GPUs", columns, tuple(rows)), *speed_notes(per, table.rows)]
     reasons: dict[str, list[str]] = {}
     for row in table.rows:
-        if row.failed or row.no_time:
-            reasons.setdefault(row.failed or row.no_time, []).append(row.gpu)
+        for reason in _reasons(row):
+            reasons.setdefault(reason, []).append(row.gpu)
     parts += bulleted([f"{', '.join(gpus)}: {reason}" for reason, gpus in reasons.items()])
     fitting = sum(row.fits for row in table.rows)
     title = f"Fits on {fitting} of {len(table.rows)} GPUs"
     return [Section(title, tuple(parts), "gpus", "GPUs")]
+
+
+def _reasons(row: GpuRow) -> Iterator[str]:
+    """Why a row has no figures, and its verdict if the table does not have it."""
+    if row.failed:
+        yield row.failed
+    elif row.verdict != NOT:
+        if not row.fits:
+            yield row.verdict
+        if row.no_time:
+            yield row.no_time
+
+
+def _no_speed(row: GpuRow) -> str:
+    """What the table has in place of a time: a GPU that does not hold the run has none."""
+    if row.failed:
+        return "no estimate"
+    if row.verdict == NOT:
+        return NOT
+    return "" if row.expected_ns else "not predicted"
 
 
 _NONE: Final = Cell("-", -1)
@@ -165,34 +191,45 @@ class Speed(Protocol):
 def speed_columns(per: str, *, costs: bool) -> tuple[Column, ...]:
     """The columns of `speed_cells`. ``per``: "images" or "tokens"."""
     return (
-        Column("step", 9, gap=2, number=True),
-        Column("range", AUTO, gap=1, number=True),
+        Column("step, with its range", AUTO, gap=2, number=True),
         Column(f"{per}/s", AUTO, gap=2, number=True),
         *((Column("cost", AUTO, gap=2, number=True),) if costs else ()),
     )
 
 
-def speed_cells(row: Speed, *, costs: bool, ranks: int = 1) -> tuple[Cell, ...]:
-    """A step's time with its range, how much all ``ranks`` do in a second, and what that costs."""
-    cost = (_cost_cell(row),) if costs else ()
-    if not row.expected_ns:
-        return (_NONE, _NONE, _NONE, *cost)
+def speed_cells(row: Speed, *, costs: bool, ranks: int = 1, instead: str = "") -> tuple[Cell, ...]:
+    """A step's time with its range, how much all ``ranks`` do in a second, and what that costs;
+    or the text ``instead``.
+    """
+    if instead or not row.expected_ns:
+        return (Cell(instead or "-", -1), _NONE, *((_NONE,) if costs else ()))
     count = (row.images or row.tokens) * ranks
     rate = count / (row.expected_ns * 1e-9)
     return (
-        duration(row.expected_ns),
-        Cell(f"{human_ns(row.low_ns)} to {human_ns(row.high_ns)}", row.high_ns),
+        Cell(_short_span(row), row.expected_ns),
         Cell(_number(rate), rate) if count else _NONE,
-        *cost,
+        *((_cost_cell(row),) if costs else ()),
     )
 
 
-def speed_notes(per: str, *, costs: bool) -> list[Part]:
+_NS: Final = {"ns": 1, "µs": 1e3, "ms": 1e6, "s": 1e9}
+
+
+def _short_span(row: Speed) -> str:
+    """``13.5 ms (12.6 to 15.7)``, in the unit of the expected time."""
+    expected = human_ns(row.expected_ns)
+    unit = _NS[expected.rpartition(" ")[2]]
+    return f"{expected} ({row.low_ns / unit:,.1f} to {row.high_ns / unit:,.1f})"
+
+
+def speed_notes(per: str, rows: Sequence[Speed]) -> list[Part]:
     """What the columns of speed mean, below the table."""
     notes: list[Part] = []
+    costs = [row.cost for row in rows if row.cost is not None]
     if costs:
         unit = "a million images" if per == "images" else "a billion tokens"
-        notes.append(Line(f"cost: of {unit}, or of a step without any, at most"))
+        text = f"cost: for {unit}, or for a step without any, at the slow end of the range"
+        notes.append(Line(f"{text}{_listed(costs[0])}"))
     notes.append(
         Line("times are predicted, with their ranges; gpuprobe estimate --gpu GPU has the sources")
     )
@@ -220,7 +257,11 @@ def _cost_text(cost: TrainingCost) -> str:
         texts.append(f"{_money(cost.tokens_low)} to {_money(cost.tokens_high)} a billion tokens")
     if cost.images_high:
         texts.append(f"{_money(cost.images_low)} to {_money(cost.images_high)} a million images")
-    return f"at {_money(cost.price)} an hour for {gpus}: {', '.join(texts)}"
+    return f"at {_money(cost.price)} an hour for {gpus}{_listed(cost)}: {', '.join(texts)}"
+
+
+def _listed(cost: TrainingCost) -> str:
+    return f" (price list of {cost.date})" if cost.date else ""
 
 
 def _money(value: float) -> str:
@@ -239,14 +280,11 @@ def _table(by: str, shares: Sequence[TimeShare], time: StepTime, top: int) -> Ta
         Column("calls", 7, gap=1, number=True),
         Column(by, 0, gap=2, cut=False),
     )
-    shown = [row for row in shares[:top] if row.ns]
-    rest = shares[len(shown) :]
-    rows = [_row(row, time, place=by == "line") for row in shown]
+    groups = time_groups([row for row in shares if row.ns], by)
+    rows = [_group(group, time, place=by == "line") for group in groups[:top]]
     foot = []
-    if any(row.ns for row in rest):
-        name = f"({len(rest)} more)"
-        sums = TimeShare(name, sum(row.ns for row in rest), sum(row.calls for row in rest))
-        foot.append(_row(sums, time))
+    if rest := [row for group in groups[top:] for row in group.members]:
+        foot.append(_row(_sum(f"({len(rest)} more)", rest), time))
     return Table(f"time by {by}", columns, tuple(rows), tuple(foot))
 
 
@@ -277,13 +315,24 @@ def _rank_table(time: StepTime, top: int) -> Table:
     return Table("time by rank", columns, tuple(rows), tuple(foot))
 
 
-def _row(row: TimeShare, time: StepTime, *, place: bool = False) -> Row:
+def _sum(name: str, rows: Sequence[TimeShare]) -> TimeShare:
+    ns = Nanoseconds(sum(row.ns for row in rows))
+    return TimeShare(name, ns, sum(row.calls for row in rows))
+
+
+def _group(group: Repeated[TimeShare], time: StepTime, *, place: bool) -> Row:
+    members = group.members if len(group.members) > 1 else ()
+    row = _row(_sum(group.name, group.members), time, place=place, times=len(group.members))
+    return replace(row, members=tuple(_row(one, time, place=place) for one in members))
+
+
+def _row(row: TimeShare, time: StepTime, *, place: bool = False, times: int = 1) -> Row:
     share = row.ns / time.expected_ns if time.expected_ns else 0.0
     return Row(
         (
             duration(row.ns),
             Cell(f"{share:.0%}", share),
             Cell(f"{row.calls:,}" if row.calls else "", row.calls),
-            Cell(row.name, place=place),
+            Cell(row.name, place=place, times=times),
         )
     )

@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 import operator
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -73,7 +73,8 @@ class CudaTrace:
 
     def __init__(self) -> None:
         self._awaits_cuda = False
-        self._before = Before({}, {})
+        self._before = Before({}, {}, StackTable())
+        self._walked: Mapping[int, Known] | None = None  # what `_before` is from
         self.modules = ModuleCalls()
         self.backward = BackwardCalls()
         self._workspaces = Workspaces()
@@ -112,25 +113,24 @@ class CudaTrace:
         self.modules.begin()
         self.backward.begin()
 
-    def collect(self, step: int, known: Iterable[Known]) -> list[MemoryTrace]:
-        """The traces of the step that ends now."""
-        known = list(known)
+    def collect(self, step: int, known: Mapping[int, Known]) -> list[MemoryTrace]:
+        """The traces of the step that ends now. ``known``: of a walk."""
         before = self._before
-        now = {item[:2]: item for item in known}
-        self._before = Before(now, before.kept(now))
+        if known is not self._walked:
+            now = by_place(known)
+            self._before = before._replace(known=now, origins=before.kept(now))
+            self._walked = known
         if not history.on:
             return []
-        traces = self.now(step, known, before)
-        for trace in traces:
-            self._before.origins.update(_origins_of_live(trace))
+        live = self._before.add_live
+        traces = layout_now(step, self._before.known, before, self._complete, live)
+        self._walked = None  # the next step keeps fewer origins
         self.stop()
         return traces
 
-    def now(
-        self, step: int, known: Iterable[Known], before: Before | None = None
-    ) -> list[MemoryTrace]:
+    def now(self, step: int, known: Mapping[int, Known]) -> list[MemoryTrace]:
         """Every device's current layout, with the history and the calls recorded so far."""
-        return layout_now(step, known, before or self._before, self._complete)
+        return layout_now(step, by_place(known), self._before, self._complete)
 
     def _complete(self, trace: MemoryTrace) -> None:
         """Add what the history does not contain: calls of modules and backward passes,
@@ -151,6 +151,11 @@ class CudaTrace:
             self.backward.end()
 
 
+def by_place(walked: Mapping[int, Known]) -> dict[Place, Known]:
+    """What a walk found, by its place."""
+    return {item[:2]: item for item in walked.values()}
+
+
 def _keeps_history() -> bool:
     """Whether CUDA's allocator is torch's own: with others, recordHistory and snapshot raise."""
     backend = getattr(torch._C, "_cuda_getAllocatorBackend", None)  # none in a CPU build
@@ -163,9 +168,30 @@ class Before(NamedTuple):
     """
 
     known: dict[Place, Known]
-    origins: dict[Place, tuple[StackTable, int, int]]  # stack and module, as indices
+    origins: dict[Place, tuple[int, int]]
+    """Stack and module, as indices of `table`: tuples of numbers alone, thousands of them, do not
+    make Python's collector run more often."""
+    table: StackTable
 
-    def kept(self, now: dict[Place, Known]) -> dict[Place, tuple[StackTable, int, int]]:
+    def add_live(self, trace: MemoryTrace, owners: dict[int, tuple[EventColumns, int]]) -> None:
+        """Note what allocated the blocks that are alive at the end of a trace: ``owners``."""
+        table = self.table
+        stacks: dict[int, int] = {}
+        modules: dict[int, int] = {}
+        for segment in trace.segments:
+            for block in segment.blocks:
+                if block.state is not BlockState.ALLOCATED or block.address not in owners:
+                    continue
+                rows, i = owners[block.address]
+                stack, module = rows.stack[i], rows.module[i]
+                if stack not in stacks:
+                    frames = map(table.frame, trace.stacks.frames_of(stack))
+                    stacks[stack] = table.stack(tuple(frames))
+                if module not in modules:
+                    modules[module] = table.string(trace.stacks.strings[module])
+                self.origins[trace.device, block.address] = stacks[stack], modules[module]
+
+    def kept(self, now: dict[Place, Known]) -> dict[Place, tuple[int, int]]:
         """The origins of the blocks that have the same place and the same role as before."""
         origins, before = self.origins, self.known.get
         return {
@@ -177,18 +203,19 @@ class Before(NamedTuple):
 
 def layout_now(
     step: int,
-    known: Iterable[Known],
+    known: Mapping[Place, Known],
     before: Before | None = None,
     complete: Callable[[MemoryTrace], None] | None = None,
+    done: Callable[[MemoryTrace, dict[int, tuple[EventColumns, int]]], None] | None = None,
 ) -> list[MemoryTrace]:
     """Every device's current segments, with any history. ``before``: what was known when that
-    history began; ``complete`` adds what was noted since.
+    history began; ``complete`` adds what was noted since; ``done`` gets each trace, and the row
+    that allocated the last block at each address.
     """
     if not torch.cuda.is_initialized() or not _keeps_history():
         return []
     snapshot = history.read()
     compiled_code.in_program_lines(snapshot)
-    found = {item[:2]: item for item in known}
     used = {segment["device"] for segment in snapshot["segments"]}
     traces = []
     for index, events in enumerate(snapshot["device_traces"]):
@@ -210,7 +237,9 @@ def layout_now(
                 complete(trace)
             owners = _last_owners(trace)
             _stacks_of_blocks(trace, owners)
-            _categorise(trace, owners, found)
+            _categorise(trace, owners, known)
+            if done is not None:
+                done(trace, owners)
             traces.append(trace)
     return traces
 
@@ -237,17 +266,6 @@ def _name_cells(table: StackTable) -> None:
         table.frames[:] = [one._replace(filename=name_of(one.filename)) for one in table.frames]
 
 
-def _origins_of_live(trace: MemoryTrace) -> Iterator[tuple[Place, tuple[StackTable, int, int]]]:
-    """The stacks and modules that allocated the blocks that are alive at the end of the trace."""
-    owners = _last_owners(trace)
-    for segment in trace.segments:
-        for block in segment.blocks:
-            if block.state is BlockState.ALLOCATED and block.address in owners:
-                rows, i = owners[block.address]
-                origin = trace.stacks, rows.stack[i], rows.module[i]
-                yield (trace.device, block.address), origin
-
-
 def _last_owners(trace: MemoryTrace) -> dict[int, tuple[EventColumns, int]]:
     """The row that allocated the last block at each address: columns and index."""
     last: dict[int, tuple[EventColumns, int]] = {
@@ -269,7 +287,10 @@ def _stacks_of_blocks(trace: MemoryTrace, owners: dict[int, tuple[EventColumns, 
         if block.state is BlockState.INACTIVE or block.address not in owners:
             return block
         rows, i = owners[block.address]
-        return block if rows.stack[i] == block.stack else replace(block, stack=rows.stack[i])
+        stack = rows.stack[i]
+        if stack == block.stack:
+            return block
+        return Block(block.address, block.size, block.requested_size, block.state, stack)
 
     def with_stacks(segment: Segment) -> Segment:
         blocks = tuple(map(completed, segment.blocks))
@@ -281,13 +302,13 @@ def _stacks_of_blocks(trace: MemoryTrace, owners: dict[int, tuple[EventColumns, 
 
 def _name_baseline(trace: MemoryTrace, before: Before) -> None:
     """Set what was known of the blocks that existed when the trace began."""
-    rows, table = trace.baseline, trace.stacks
-    completed: dict[tuple[int, int, int], int] = {}
+    rows, table, earlier = trace.baseline, trace.stacks, before.table
+    completed: dict[tuple[int, int], int] = {}
     for i, address in enumerate(rows.address):
         place = trace.device, address
-        earlier, stack, module = before.origins.get(place, (table, 0, 0))
+        stack, module = before.origins.get(place, (0, 0))
         if stack:
-            key = id(earlier), stack, rows.stack[i]
+            key = stack, rows.stack[i]
             if key not in completed:
                 frames = tuple(map(table.frame, earlier.frames_of(stack)))
                 # The block has what an earlier history had.
@@ -305,7 +326,7 @@ def _name_baseline(trace: MemoryTrace, before: Before) -> None:
 def _categorise(
     trace: MemoryTrace,
     owners: dict[int, tuple[EventColumns, int]],
-    known: dict[Place, Known],
+    known: Mapping[Place, Known],
 ) -> None:
     """Set the category of the blocks that are alive at the end of the trace, from a walk.
 

@@ -31,16 +31,11 @@ _SUMS: Final = ("add", "add_", "sub", "sub_", "stack", "cat")
 _ADDS: Final = ("add_", "_foreach_add_")
 
 
-class Note(NamedTuple):
-    """A tensor of an operator: of ``bytes`` different bytes from ``offset`` (in elements) on, with
-    elements of ``width`` bytes. ``block``: its row of the events, complemented for the baseline.
-    """
-
-    kind: int
-    block: int
-    bytes: int
-    offset: int
-    width: int
+Note = tuple[int, int, int, int, int]
+"""A tensor of an operator: the kind of note; its block, which is its row of the events,
+complemented for the baseline; its number of different bytes; and in elements, from where on, and
+how many bytes one has. A plain tuple: there are 15,000 in a step of GPT-2 XL.
+"""
 
 
 class Operator(NamedTuple):
@@ -55,11 +50,7 @@ class Operator(NamedTuple):
     notes: Sequence[Note]
 
     def blocks(self, *kinds: int) -> set[int]:
-        return {note.block for note in self.notes if note.kind in kinds}
-
-
-def _is_number(note: Note) -> bool:
-    return note.bytes <= max(note.width, 1)
+        return {block for kind, block, _, _, _ in self.notes if kind in kinds}
 
 
 class _Inputs:
@@ -114,21 +105,14 @@ class _Inputs:
         return sources[at]
 
 
-class Origin(NamedTuple):
-    """How a block was made, for later traces: the columns of the same names. ``made``: the number
-    of the operator; ``source``: the address of the block there."""
-
-    made: int
-    made_name: str
-    how: int
-    width: int
-    inputs: int
-    source: int
+Origin = tuple[int, str, int, int, int, int]
+"""How a block was made, for later traces: the columns ``made``, ``made_name``, ``how``, ``width``
+and ``inputs``, and the address of the block ``source``. Python's collector skips plain tuples."""
 
 
 class BlockColumns:
-    """The columns of a trace's events and baseline, joined: at the index `Note.block` is the value
-    of that block, as the baseline comes last and backwards.
+    """The columns of a trace's events and baseline, joined: at the index of a block (see `Note`) is
+    its value, as the baseline comes last and backwards.
     """
 
     made: array[int]
@@ -192,20 +176,20 @@ class Flow:
         rows = {address: row for row, address in enumerate(self._trace.baseline.address)}
         for address, row in rows.items():
             origin, block = origins.get(address), ~row
-            if origin is None or origin.made != columns.made[block]:
+            if origin is None or origin[0] != columns.made[block]:
                 continue
-            columns.made_name[block] = self._trace.stacks.string(origin.made_name)
-            columns.how[block], columns.width[block] = origin.how, origin.width
-            columns.inputs[block] = origin.inputs
-            if origin.source in rows:
-                columns.source[block] = self._name_of(~rows[origin.source])
+            _, name, columns.how[block], columns.width[block], inputs, source = origin
+            columns.made_name[block] = self._trace.stacks.string(name)
+            columns.inputs[block] = inputs
+            if source in rows:
+                columns.source[block] = self._name_of(~rows[source])
 
     def origins(self, alive: set[int]) -> dict[int, Origin]:
         """How the blocks that are alive at the end were made, by address."""
         of = self._columns
         strings = self._trace.stacks.strings
         return {
-            of.address[block]: Origin(
+            of.address[block]: (
                 of.made[block],
                 strings[of.made_name[block]],
                 of.how[block],
@@ -224,11 +208,14 @@ class Flow:
         read = []
         writes = False
         for note in operator.notes:
-            kind, block, *_ = note
+            kind, block, size, offset, _ = note
             if kind in _READS:
                 read.append(note)
                 if bytes_read.get(block, 0) < sizes[block]:
-                    self._note_read(note, sizes[block])
+                    if size >= sizes[block]:
+                        bytes_read[block] = sizes[block]
+                    else:
+                        self._note_part(block, size, offset)
                 if filled[block] and not until[block]:
                     until[block] = operator.number
             else:
@@ -239,13 +226,13 @@ class Flow:
             self._join(operator)
 
     def _write(self, operator: Operator, used: _Inputs) -> None:
-        for note in operator.notes:
-            if note.kind == MADE:
-                self._made(operator, note, used)
-            elif note.kind == OVERWRITE:
-                self._overwritten(operator, note, used)
-            elif note.kind == CHANGE and operator.name == _SCATTER:
-                self._scattered(operator, note, used)
+        for kind, block, size, _, width in operator.notes:
+            if kind == MADE:
+                self._made(operator, block, width, used)
+            elif kind == OVERWRITE:
+                self._overwritten(operator, block, size, width, used)
+            elif kind == CHANGE and operator.name == _SCATTER:
+                self._scattered(operator, block, used)
 
     def _join(self, operator: Operator) -> None:
         """Note that the blocks of an operator are computed from one another. What is computed from
@@ -254,17 +241,17 @@ class Flow:
         """
         sums, inputs = operator.name in _SUMS, self._columns.inputs
         blocks = [
-            note.block
-            for note in operator.notes
-            if note.block >= 0
-            and (note.kind == MADE or inputs[note.block])
-            and not (sums and note.kind == USE and _is_number(note))
+            block
+            for kind, block, size, _, width in operator.notes
+            if block >= 0
+            and (kind == MADE or inputs[block])
+            and not (sums and kind == USE and size <= max(width, 1))
         ]
         if not blocks:
             return
-        for note in operator.notes:
-            if note.kind == USE and note.block >= 0:
-                self._leaves.setdefault(note.block, blocks[0])
+        for kind, block, _, _, _ in operator.notes:
+            if kind == USE and block >= 0:
+                self._leaves.setdefault(block, blocks[0])
         for block in blocks[1:]:
             first, second = self._find(blocks[0]), self._find(block)
             if first != second:
@@ -278,12 +265,12 @@ class Flow:
             block = above
         return block
 
-    def _scattered(self, operator: Operator, note: Note, used: _Inputs) -> None:
+    def _scattered(self, operator: Operator, block: int, used: _Inputs) -> None:
         """Values that are put into a constant make it what it is."""
         columns = self._columns
-        if columns.how[note.block] == Made.FILL and not columns.source[note.block]:
-            columns.made_name[note.block] = self._trace.stacks.string(operator.name)
-            self._from(operator, note, used)
+        if columns.how[block] == Made.FILL and not columns.source[block]:
+            columns.made_name[block] = self._trace.stacks.string(operator.name)
+            self._from(operator, block, used)
 
     def _name_of(self, block: int) -> int:
         """A block as a value of a column."""
@@ -295,20 +282,21 @@ class Flow:
         block = name - 1 if name <= self._events else self._events - name
         return self._columns.address[block] if name else 0
 
-    def _made(self, operator: Operator, note: Note, used: _Inputs) -> None:
-        block = note.block
+    def _made(self, operator: Operator, block: int, width: int, used: _Inputs) -> None:
         if block in used:
             return  # the operator returns memory of its arguments
         columns, string = self._columns, self._trace.stacks.string
         columns.made_name[block] = string(operator.name)
         columns.made_phase[block] = string(operator.phase)
         columns.how[block] = operator.how
-        columns.width[block] = note.width
-        self._from(operator, note, used)
+        columns.width[block] = width
+        self._from(operator, block, used)
 
-    def _overwritten(self, operator: Operator, note: Note, used: _Inputs) -> None:
-        columns, block = self._columns, note.block
-        whole = note.bytes >= columns.size[block]
+    def _overwritten(
+        self, operator: Operator, block: int, size: int, width: int, used: _Inputs
+    ) -> None:
+        columns = self._columns
+        whole = size >= columns.size[block]
         if operator.fills and whole:
             columns.filled[block], columns.filled_until[block] = operator.number, 0
             if columns.how[block] == Made.COPY and not self._read.get(block):
@@ -319,32 +307,29 @@ class Flow:
         if columns.how[block] in (Made.FILL, Made.OTHER) and not columns.source[block]:
             # Memory that was only allocated before: what fills it makes it.
             columns.how[block] = Made.COPY
-            columns.width[block] = columns.width[block] or note.width
-            self._from(operator, note, used)
+            columns.width[block] = columns.width[block] or width
+            self._from(operator, block, used)
 
-    def _from(self, operator: Operator, note: Note, used: _Inputs) -> None:
+    def _from(self, operator: Operator, block: int, used: _Inputs) -> None:
         """Note what a tensor was computed from."""
-        others = used.without(note.block)
+        others = used.without(block)
         if others is None:
             return
-        self._columns.inputs[note.block] = others[0]
-        self._columns.source[note.block] = self._name_of(others[1])
+        self._columns.inputs[block] = others[0]
+        self._columns.source[block] = self._name_of(others[1])
         if operator.how == Made.COPY:
-            name = self._name_of(note.block)
-            for block in used.blocks(note.block):
-                self._columns.copied_to[block] = name
+            name = self._name_of(block)
+            for other in used.blocks(block):
+                self._columns.copied_to[other] = name
 
-    def _note_read(self, note: Note, size: int) -> None:
-        if note.bytes >= size:
-            self._read[note.block] = size
-            self._parts.pop(note.block, None)
-            return
-        parts = self._parts.setdefault(note.block, set())
-        part = note.offset, note.bytes
+    def _note_part(self, block: int, size: int, offset: int) -> None:
+        """Note that a part of a block is read."""
+        parts, whole = self._parts.setdefault(block, set()), self._columns.size[block]
+        part = offset, size
         if part not in parts:
             parts.add(part)
-            total = self._read.get(note.block, 0) + note.bytes
-            self._read[note.block] = min(size, total) if len(parts) < _MOST_PARTS else size
+            total = self._read.get(block, 0) + size
+            self._read[block] = min(whole, total) if len(parts) < _MOST_PARTS else whole
 
     def finish(self, alive: set[int]) -> None:
         """Fill the columns that depend on what comes later. ``alive``: the blocks that are not
@@ -379,11 +364,11 @@ class Flow:
         itself changes, as it adds gradients, does not count as read.
         """
         read_outside = {
-            note.block
+            block
             for operator in self._operators
             if not operator.phase.startswith(_BACKWARD)
-            for note in operator.notes
-            if note.kind in _READS and note.block in gradients
+            for kind, block, _, _, _ in operator.notes
+            if block in gradients and kind in _READS
         }
         if not read_outside:
             return None
@@ -398,8 +383,9 @@ class Flow:
                 )
             if not useful:
                 continue
-            for kind, block, *_ in operator.notes:
+            number = operator.number
+            for kind, block, _, _, _ in operator.notes:
                 needed.add(block)
-                if kind in _READS and last[block] < operator.number:
-                    last[block] = operator.number
+                if last[block] < number and kind in _READS:
+                    last[block] = number
         return needed

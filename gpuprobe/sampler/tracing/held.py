@@ -40,7 +40,7 @@ class HeldMemory:
         self._alive: dict[str, dict[int, int]] = {}  # by device: sizes by address
         self._sizes: dict[tuple[object, ...], dict[int, int]] = {}
         """By holder: the elements of its outermost container, by the number of steps."""
-        self._found: dict[_Place, tuple[Holder, int, list[tuple[str, bool, int]]]] = {}
+        self._found: dict[_Place, tuple[Holder, int, tuple[tuple[str, bool, int], ...]]] = {}
 
     def saved(self, trace: MemoryTrace, name: str) -> None:
         """A trace was written under this name."""
@@ -51,6 +51,10 @@ class HeldMemory:
             for block in segment.blocks
             if block.state is BlockState.ALLOCATED
         }
+        for place, (holder, size, rows) in self._found.items():
+            now = self._uses.rows_of(place[1])
+            if now[: len(rows)] == rows:  # else it was used since, and another block may be there
+                self._found[place] = holder, size, now
 
     def search(
         self,

@@ -28,8 +28,10 @@ _LOADER_LOOP: Final = "_pin_memory_loop"
 
 
 def pins(name: str, kwargs: dict[str, Any]) -> bool:
-    """Whether an operator makes pinned memory."""
-    return name in _MAKES or bool(kwargs and kwargs.get("pin_memory"))
+    """Whether an operator makes pinned memory. A copy that nothing waits for does, to the CPU."""
+    if name in _MAKES or not kwargs:
+        return name in _MAKES
+    return bool(kwargs.get("pin_memory") or (name == "_to_copy" and kwargs.get("non_blocking")))
 
 
 class PinnedTensors:
@@ -46,7 +48,7 @@ class PinnedTensors:
         """An operator at a place has made this."""
         from torch.multiprocessing.reductions import StorageWeakRef
 
-        if isinstance(result, torch.Tensor) and result.device.type == "cpu":
+        if isinstance(result, torch.Tensor) and result.device.type == "cpu" and result.is_pinned():
             if _in_loader():
                 place = _LOADER
             storage = result.untyped_storage()

@@ -82,15 +82,17 @@ def walk(
 
 
 class RepeatedWalk:
-    """The result of `walk` at each step, from the last one if only gradients are others: their
-    places, and those of everything else, are read in a few C loops. The keys of what has not moved
-    may be those of earlier storages.
+    """The result of `walk` at each step, from the last one if only gradients are others, and that
+    one itself if none is: the places of all are read in a few C loops. The keys of what has not
+    moved may be those of earlier storages.
     """
 
     def __init__(self) -> None:
         self._places: tuple[Any, ...] | None = None
         self._fixed: dict[int, Known] = {}
         self._names: dict[int, str] = {}  # of parameters, by their id
+        self._gradients: tuple[Any, ...] | None = None  # places of those in `_walked`
+        self._walked: Mapping[int, Known] = {}
 
     def take(
         self, models: Iterable[Module], optimizers: Iterable[Optimizer]
@@ -99,12 +101,21 @@ class RepeatedWalk:
         places = _Places.of(models, optimizers)
         if places is None:
             return walk(models, optimizers)
-        modules = [pair for model in models for pair in named_modules(model)]
-        fixed = ([(name, id(module)) for name, module in modules], *places.fixed)
+        fixed = (places.modules, places.fixed)
         if fixed != self._places:
             self._fixed = walk(models, optimizers, gradients=False)
+            modules = [pair for model in models for pair in named_modules(model)]
             self._names = {key: name for key, (_, name) in _parameters(modules, optimizers).items()}
-            self._places = fixed
+            self._places, self._gradients = fixed, None
+        now = _places_of_gradients(places)
+        if now is None or now != self._gradients:
+            self._walked = self._with_gradients(places, models, optimizers)
+            self._gradients = now
+        return self._walked
+
+    def _with_gradients(
+        self, places: _Places, models: list[Module], optimizers: list[Optimizer]
+    ) -> Mapping[int, Known]:
         gradients: dict[int, Known] = {}
         for parameter in places.parameters:
             name = self._names.get(id(parameter))
@@ -116,6 +127,20 @@ class RepeatedWalk:
         if not self._fixed.keys().isdisjoint(gradients):
             return walk(models, optimizers)
         return self._fixed | gradients
+
+
+def _places_of_gradients(places: _Places) -> tuple[Any, ...] | None:
+    """Which parameters have gradients, and where; None if that is more than an address."""
+    graded = [parameter for parameter in places.parameters if parameter.grad is not None]
+    try:
+        storages = list(map(torch.Tensor.untyped_storage, places.gradients))
+        addresses = list(map(torch.UntypedStorage.data_ptr, storages))
+        sizes = list(map(torch.UntypedStorage.nbytes, storages))
+    except (RuntimeError, NotImplementedError) as error:  # inside torch.func
+        if from_program(error):
+            raise
+        return None
+    return list(map(id, graded)), addresses, sizes
 
 
 def _parameters(
@@ -350,6 +375,8 @@ class TensorSums:
         self._sums: Sums = {}
         self._allocated: dict[str, int | Unavailable] = {}
         self._result: tuple[KnownTensors, ...] | None = None
+        self._walked: Mapping[int, Known] | None = None
+        self._sums_of_walk: Sums = {}
         self.walks = 0
         """How often every tensor was visited."""
         self.checks = 0
@@ -383,12 +410,13 @@ class TensorSums:
             self._result = known_tensors(self._sums, allocated)
         return self._result
 
-    @staticmethod
     def of_walk(
-        found: Mapping[int, Known], allocated: Mapping[str, int | Unavailable]
+        self, found: Mapping[int, Known], allocated: Mapping[str, int | Unavailable]
     ) -> tuple[KnownTensors, ...]:
         """The same, from a walk that is needed anyway."""
-        return known_tensors(category_sums(found), allocated)
+        if found is not self._walked:
+            self._walked, self._sums_of_walk = found, category_sums(found)
+        return known_tensors(self._sums_of_walk, allocated)
 
     def _check(self, models: list[Module], optimizers: list[Optimizer]) -> bool:
         """Compute the sums again. True if they differ from those before."""
@@ -459,12 +487,19 @@ def _signature(
 class _Places:
     """The places of all tensors that a walk would find."""
 
-    __slots__ = ("fixed", "gradients", "parameters")
+    __slots__ = ("fixed", "gradients", "modules", "parameters")
 
     def __init__(
-        self, parameters: list[Tensor], fixed: tuple[Any, ...], gradients: list[Tensor]
+        self,
+        parameters: list[Tensor],
+        modules: tuple[list[Any], ...],
+        fixed: tuple[Any, ...],
+        gradients: list[Tensor],
     ) -> None:
         self.parameters = parameters
+        self.modules = modules
+        """What the names of modules depend on: the models with their names, and of each module,
+        breadth first, how many it contains, under which names, and which."""
         self.fixed = fixed
         """Addresses and sizes of parameters, buffers and optimizer state. Without the devices: no
         address is on two devices."""
@@ -477,7 +512,7 @@ class _Places:
         found = _held_by(models, optimizers)
         if found is None:
             return None
-        parameters, others, buffers = found
+        parameters, others, buffers, modules = found
         held = [tensor for tensor in others if tensor.__class__ in _TENSORS]
         try:
             with torch._C.DisableTorchFunction():
@@ -486,6 +521,7 @@ class _Places:
                     return None
                 return cls(
                     parameters,
+                    modules,
                     (
                         buffers,
                         list(map(_address, parameters)),
@@ -503,19 +539,26 @@ class _Places:
 
 def _held_by(
     models: list[Module], optimizers: list[Optimizer]
-) -> tuple[list[Tensor], list[Any], int] | None:
+) -> tuple[list[Tensor], list[Any], int, tuple[list[Any], ...]] | None:
     """The parameters; buffers and the values in the optimizers' state; how many of those are
-    buffers. None if the walk has to visit one of them.
+    buffers; and `_Places.modules`. None if the walk has to visit one of them.
     """
     parameters: list[Tensor] = []
     others: list[Any] = []
     modules: list[Module] = models.copy()
+    roots = [(id(model), type(unwrapped(model)).__name__) for model in models]
+    counts: list[int] = []
+    names: list[str] = []
+    children: list[int] = []
     visited = set(map(id, modules))
     for module in modules:  # grows during the iteration
         if module._parameters:
             parameters += module._parameters.values()
         if module._buffers:
             others += module._buffers.values()
+        counts.append(len(module._modules))
+        names += module._modules
+        children += map(id, module._modules.values())
         for child in module._modules.values():
             if id(child) not in visited and child is not None:
                 visited.add(id(child))
@@ -533,7 +576,7 @@ def _held_by(
     parameters = list(once.values())
     # A state may hold numbers, and objects that hold tensors (LBFGS): only the walk finds those.
     if set(map(type, parameters)) <= _TENSORS and set(map(type, others)) <= _KNOWN_TYPES:
-        return parameters, others, buffers
+        return parameters, others, buffers, (roots, counts, names, children)
     return None
 
 

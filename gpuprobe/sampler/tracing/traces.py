@@ -181,7 +181,7 @@ class Traces:
                 on_fault,
                 timed=uses,
             )
-            self.uses.traces_now = lambda: cuda.now(self._step + 1, ())
+            self.uses.traces_now = lambda: cuda.now(self._step + 1, {})
             self.uses.install(self._patches)
             self.held = HeldMemory(self.uses)
         self._timeline, self._on_fault = timeline, on_fault
@@ -304,16 +304,16 @@ class Traces:
         if out_of_memory:
             # The exception still holds the frames, and so the tensors, of the failed step.
             if self.cuda is not None:
-                return self._save(self.cuda.now(index, known.values()))
-            from gpuprobe.sampler.tracing.cuda import layout_now
+                return self._save(self.cuda.now(index, known))
+            from gpuprobe.sampler.tracing.cuda import by_place, layout_now
 
-            return self._save(layout_now(index, known.values()))
+            return self._save(layout_now(index, by_place(known)))
         if self.cuda is not None:
             traced = self._is_traced(index)
             self._check_for_anomalies(index, spans)
             if not traced:
                 self.cuda.stop()
-            return self._save(self.cuda.collect(index, known.values()))
+            return self._save(self.cuda.collect(index, known))
         return ()
 
     def _collect_cpu(

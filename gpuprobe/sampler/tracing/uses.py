@@ -72,12 +72,15 @@ from gpuprobe.torch_support.operator_calls import unhandled, watch
 from gpuprobe.torch_support.tensors import parts, size_of
 
 MOST_USES: Final = 1 << 24
-"""Uses of one step that are noted, in 33 bytes each. A step with more has none: a program without
+"""Uses of one step that are noted, in 40 bytes each. A step with more has none: a program without
 steps would fill the memory."""
 _WAITING: Final = 1 << 16
 """Values of uses, `_VALUES` each, that wait to be moved to columns: these take less memory, but are
 quicker to fill with many values at once."""
 _VALUES: Final = 5
+_MANY: Final = 8
+"""Tensors in a list from which on they are noted together: that takes six lists, which Python's
+collector visits."""
 _CALL: Final = 5
 """Values of an operator: when it began (nanoseconds on the clock of the history), its place,
 whether gradients were on, the phase, and what it does."""
@@ -98,7 +101,6 @@ _COPIES: Final = frozenset(
 _WORKSPACE = Category.WORKSPACE.code
 _FREES = (FREE_REQUESTED, FREE_COMPLETED)
 _NEVER: Final = 1 << 62
-_new_note: Final = tuple.__new__  # a NamedTuple's own is a function in Python
 _grad_enabled: Final = torch.is_grad_enabled
 _Tensor: Final = torch.Tensor
 _data_address: Final = torch.Tensor.data_ptr
@@ -204,12 +206,12 @@ class Uses:
         self._count = 0
         """Operators that have begun since the recording did."""
         self._last: dict[int, int] = {}
-        """By address, the last operator that used the block there; 0: it was made, and not used."""
+        """By address, the last entry of the log for the block there."""
         self._made: dict[int, int] = {}
-        """By address, the operator that made a tensor on the block there, or first used it."""
+        """By address, the entry with which a tensor was made on the block there, or its first."""
         self._origins: dict[int, Origin] = {}
         """By address, how the block there was made, if it was alive when a trace ended."""
-        self._followed: dict[int, list[tuple[str, bool, int]]] = {}
+        self._followed: dict[int, tuple[tuple[str, bool, int], ...]] = {}
         """By address, the block there if it was alive when traces ended, and is not used since: the
         name of each trace, whether its row is one of the baseline, and the row."""
         self._padded: dict[int, int] = {}
@@ -240,7 +242,7 @@ class Uses:
         self._entry = array("Q")  # operator × KINDS + kind
         self._bytes = array("Q")
         self._offset = array("Q")
-        self._width = array("B")
+        self._width = array("Q")
 
     # -- tracing
 
@@ -460,7 +462,9 @@ class Uses:
         if not values or type(values[0]) is int:
             return
         try:
-            alike = all(map(_is_cuda, values)) and all(map(_is_dense, values))
+            alike = (
+                len(values) >= _MANY and all(map(_is_cuda, values)) and all(map(_is_dense, values))
+            )
             addresses = list(map(_data_address, values)) if alike else []
             offsets = list(map(_first_element, values)) if alike else []
         except (AttributeError, TypeError, NotImplementedError, RuntimeError):
@@ -476,18 +480,16 @@ class Uses:
         """Move the uses that wait to the columns, in their order."""
         log, self._log = self._log, []
         lists, self._lists = self._lists, []
-        begin, end = 0, len(log)
+        flat = array("Q", log)  # arrays are extended by arrays in one piece
+        begin, end = 0, len(flat)
         columns = (self._address, self._entry, self._bytes, self._offset, self._width)
-        for at, entry, *values in (*lists, (end, 0, [], [], [], [])):
+        for at, entry, addresses, *others in (*lists, (end, 0, [], [], [], [])):
             for index, column in enumerate(columns):
-                column.extend(log[begin + index : at : _VALUES])
+                column.extend(flat[begin + index : at : _VALUES])
             begin = max(begin, at)  # another thread may have added one meanwhile
-            addresses, sizes, offsets, widths = values
-            self._address.extend(addresses)
-            self._entry.extend([entry] * len(addresses))
-            self._bytes.extend(sizes)
-            self._offset.extend(offsets)
-            self._width.extend(widths)
+            entries = array("Q", (entry,)) * len(addresses)
+            for column, values in zip(columns, (addresses, entries, *others), strict=True):
+                column.extend(array("Q", values))
         if len(self._address) > MOST_USES:
             self.stop()
 
@@ -495,34 +497,28 @@ class Uses:
         """Update what is known by address from the uses since the last call."""
         self._pack()
         begin, self._settled = self._settled, len(self._address)
-        addresses, entries = self._address[begin:], self._entry[begin:]
+        numbers = self._entry[begin:]
+        addresses, entries = self._address[begin:].tolist(), numbers.tolist()
         last = dict(zip(addresses, entries, strict=True))
         if self._capturing is not None:
             self._capturing.update(last)
         if touched := self._followed.keys() & last.keys():
             self._end_following(touched, addresses, entries)
         made = self._made
-        makes = entries.tobytes()[_LOWEST_BYTES].translate(_ARE_MADE)
-        numbers = (entry // KINDS for entry in compress(entries, makes))
-        made.update(zip(compress(addresses, makes), numbers, strict=True))
+        makes = numbers.tobytes()[_LOWEST_BYTES].translate(_ARE_MADE)
+        made.update(zip(compress(addresses, makes), compress(entries, makes), strict=True))
         if missing := last.keys() - made.keys():
             for address, entry in zip(reversed(addresses), reversed(entries), strict=True):
                 if address in missing:
-                    made[address] = entry // KINDS
-        self._last.update(
-            (address, 0 if entry % KINDS == MADE else entry // KINDS)
-            for address, entry in last.items()
-        )
+                    made[address] = entry
+        self._last.update(last)
 
     def _end_following(
         self, touched: set[int], addresses: Sequence[int], entries: Sequence[int]
     ) -> None:
         """The first uses since the ends of traces of blocks that were alive there."""
-        for address, entry in zip(addresses, entries, strict=True):
-            if address not in touched:
-                if not touched:
-                    return
-                continue
+        uses = zip(addresses, entries, strict=True)
+        for address, entry in compress(uses, map(touched.__contains__, addresses)):
             number, kind = divmod(entry, KINDS)
             if kind == CHANGE and self._in_backward(number):
                 continue  # a gradient is added to: that does not read it
@@ -647,13 +643,14 @@ class Uses:
         events.operator = array("I", (base + bisect_right(began, time) for time in times))
         blocks = _Blocks(trace)
         columns = BlockColumns(trace)
-        self._fill(trace, columns, blocks)
+        alive = blocks.alive()
+        self._fill(trace, columns, blocks, {~row if old else row for _, old, row in alive})
         columns.store(trace)
         for rows in (events, trace.baseline) if self._padded else ():
             for row, number in enumerate(rows.made):
                 rows.padded[row] = self._padded.get(number, 0)
         self._describe(trace)
-        self._alive[trace.device] = alive = blocks.alive()
+        self._alive[trace.device] = alive
         for address, baseline, row in alive:
             if not baseline and not events.made[row]:
                 # A library's: what operators made there before is gone.
@@ -661,21 +658,24 @@ class Uses:
                 self._last.pop(address, None)
         return True
 
-    def _fill(self, trace: MemoryTrace, columns: BlockColumns, blocks: _Blocks) -> None:
-        """Fill the columns from the log."""
+    def _fill(
+        self, trace: MemoryTrace, columns: BlockColumns, blocks: _Blocks, alive: set[int]
+    ) -> None:
+        """Fill the columns from the log. ``alive``: the blocks that are not freed."""
         base, calls = self._base, self._calls
         made, first_use, last_use = columns.made, columns.first_use, columns.last_use
         earlier, last = self._before
         for row, address in enumerate(trace.baseline.address):
             if address in last:  # else the block is older than the recording
-                made[~row] = earlier[address]
-                first_use[~row] = last_use[~row] = last[address]
+                made[~row] = earlier[address] // KINDS
+                number, kind = divmod(last[address], KINDS)
+                first_use[~row] = last_use[~row] = 0 if kind == MADE else number
         flow = Flow(trace, columns, self._origins)
         for number, notes in self._by_operator(blocks):
             at = (number - base - 1) * _CALL
             if at < 0:  # its step ended before it was noted, in another thread
                 continue
-            for kind, block, *_ in notes:
+            for kind, block, _, _, _ in notes:
                 if kind == MADE or not made[block]:
                     made[block] = number
                     columns.grad[block] = calls[at + _GRAD]
@@ -688,7 +688,6 @@ class Uses:
             about = calls[at + _ABOUT]
             name, phase = about.name, calls[at + _PHASE]
             flow.add(Done(number, name, phase, about.how, name in _FILLS, notes))
-        alive = {row if not old else ~row for _, old, row in blocks.alive()}
         flow.finish(alive)
         self._origins.update(flow.origins(alive))
 
@@ -697,18 +696,23 @@ class Uses:
         known.
         """
         now, notes = 0, list[Note]()
-        block_at = blocks.at
+        last, kind = -1, USE
+        known, block_at = blocks.whole.get, blocks.at
         for address, entry, size, offset, width in zip(
             self._address, self._entry, self._bytes, self._offset, self._width, strict=True
         ):
-            number, kind = divmod(entry, KINDS)
-            if number != now:
-                if notes:
-                    yield now, notes
-                now, notes = number, []
-            block = block_at(address, number, kind == MADE)
-            if block is not None:
-                notes.append(_new_note(Note, (kind, block, size, offset, width)))
+            if entry != last:
+                last, (number, kind) = entry, divmod(entry, KINDS)
+                if number != now:
+                    if notes:
+                        yield now, notes
+                    now, notes = number, []
+            block = known(address)
+            if block is None:
+                block = block_at(address, now, kind == MADE)
+                if block is None:
+                    continue
+            notes.append((kind, block, size, offset, width))
         if notes:
             yield now, notes
 
@@ -743,11 +747,12 @@ class Uses:
         for address, baseline, row in self._alive.pop(trace.device, ()):
             columns = trace.baseline if baseline else trace.events
             if columns.category[row] != _WORKSPACE:
-                self._followed.setdefault(address, []).append((name, baseline, row))
+                earlier = self._followed.get(address, ())
+                self._followed[address] = *earlier, (name, baseline, row)
 
     def followed(
         self, steps: Mapping[str, int], before: int
-    ) -> dict[int, list[tuple[str, bool, int]]]:
+    ) -> dict[int, tuple[tuple[str, bool, int], ...]]:
         """By address, the rows of blocks that operators made and that nothing has used since the
         end of a trace of a step before ``before``. ``steps``: by the name of the trace.
         """
@@ -757,6 +762,10 @@ class Uses:
             for address, rows in self._followed.items()
             if address in self._made and any(steps[name] < before for name, _, _ in rows)
         }
+
+    def rows_of(self, address: int) -> tuple[tuple[str, bool, int], ...]:
+        """Of `followed`: the rows of the block at an address; () if it was used since."""
+        return self._followed.get(address, ())
 
     def take_later(self, step: int) -> list[LaterUses]:
         """The blocks of traces of earlier steps that this one, ``step``, was the first to use."""
@@ -805,6 +814,12 @@ class _Blocks:
                     known[2].append(row)
             elif action in _FREES and (known := rows.get(address)) and known[1][-1] == _NEVER:
                 known[1][-1] = operator
+        self.whole = {
+            address: owners[0]
+            for address, (begins, ends, owners) in rows.items()
+            if len(owners) == 1 and not begins[0] and ends[0] == _NEVER
+        }
+        """By address, the row of the only block that was there all the time."""
 
     def at(self, address: int, number: int, made: bool) -> int | None:
         """The row of the block that the operator ``number`` used, or made, at an address;

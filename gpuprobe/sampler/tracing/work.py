@@ -214,20 +214,20 @@ class WorkTrace:
         """The work since the last call."""
         calls, complete = self._log.take()
         works: dict[Work, int] = {}
+        known: dict[int, int] = {id(None): 0}  # numbers of works by identity: their hash is slow
         places: dict[WorkPlace, int] = {}
         where: dict[tuple[int, str], int] = {}
-        streams: dict[str, int] = {}
-        operators: dict[int, int] = {}
+        names: dict[str, int] = {}
+        streams: dict[tuple[int, int], int] = {}
+        operators: dict[int, int] = {0: 0}
         kinds, at_places = array("I"), array("I")
         actions, at_streams, of, values = array("B"), array("H"), array("I"), array("Q")
-
-        def numbered(work: Work | None) -> int:
-            return 0 if work is None else works.setdefault(work, len(works)) + 1
-
         for call in calls:
-            number = operators.get(call.operator, 0)
-            if not number and call.operator:
-                noted = self._noted.get(call.operator) or self._captured.get(call.operator)
+            action, device, stream, operator, value, *_ = call
+            number = operators.get(operator)
+            if number is None:
+                number = 0
+                noted = self._noted.get(operator) or self._captured.get(operator)
                 if noted is not None:
                     work, place, phase = noted
                     at = where.get((place, phase))
@@ -235,21 +235,29 @@ class WorkTrace:
                         line, module, _ = self._places.places[place]
                         shown = WorkPlace(phase, str(line), module)
                         at = where[place, phase] = places.setdefault(shown, len(places))
-                    number = operators[call.operator] = len(kinds) + 1
-                    kinds.append(numbered(work))
+                    kind = known.get(id(work))
+                    if kind is None and work is not None:
+                        kind = known[id(work)] = works.setdefault(work, len(works)) + 1
+                    kinds.append(kind or 0)
                     at_places.append(at)
-            actions.append(call.action.value)
-            name = f"cuda:{call.device}/{call.stream}" if call.device >= 0 else "host"
-            at_streams.append(streams.setdefault(name, len(streams)))
+                    number = len(kinds)
+                operators[operator] = number
+            if action in _OPERATORS:
+                value = works.setdefault(_moved(call), len(works)) + 1
+            elif action not in _VALUES:
+                value = 0
+            at = streams.get((device, stream))
+            if at is None:
+                name = f"cuda:{device}/{stream}" if device >= 0 else "host"
+                at = streams[device, stream] = names.setdefault(name, len(names))
+            actions.append(action._value_)
+            at_streams.append(at)
             of.append(number)
-            if call.action in _OPERATORS:
-                values.append(numbered(_moved(call)))
-            else:
-                values.append(call.value if call.action in _VALUES else 0)
+            values.append(value)
         made = StepWork(
             works=tuple(works),
             places=tuple(places),
-            streams=tuple(streams),
+            streams=tuple(names),
             operators=pack((kinds, at_places)),
             entries=pack((actions, at_streams, of, values)),
             complete=complete and len(self._noted) < MOST_WORK,

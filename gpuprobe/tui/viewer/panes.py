@@ -11,22 +11,27 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.events import Resize
+from textual.worker import Worker
 
 from gpuprobe.analysis.inspection.steps import StepPeak
 from gpuprobe.api.live import facts_of_ranks, rank_lines
+from gpuprobe.model.causes import MemoryCause
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.io.codec import finding_to_plain, to_plain
 from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.text import human_bytes, human_ns, visible, wrapped
 from gpuprobe.model.values import Unavailable
+from gpuprobe.reporters.sections.causes import cause_parts
+from gpuprobe.reporters.sections.parts import Code, Section, plural
 from gpuprobe.reporters.sections.parts import Line as Sentence
-from gpuprobe.reporters.sections.parts import Section
 from gpuprobe.reporters.sections.watch import Surroundings, now_sections
 from gpuprobe.tui.viewer.reading import (
+    CausesRead,
     OpenTraces,
     PeakRead,
     ShownRank,
     SurroundingsRead,
+    read_causes,
     read_surroundings,
 )
 from gpuprobe.tui.viewer.run_model import RunModel, StepLine, detail_lines, short_line
@@ -339,9 +344,13 @@ class NowPane(Pane, VerticalScroll):
 
 def texts_of(section: Section, cwd: str = "") -> list[str]:
     """The sentences of a section, safe to print; paths below ``cwd`` are relative to it."""
-    below = cwd.rstrip("/") + "/"
     texts = [part.text for part in section.parts if isinstance(part, Sentence)]
-    return [visible(text.replace(below, "") if cwd else text) for text in texts]
+    return [_shown(text, cwd) for text in texts]
+
+
+def _shown(text: str, cwd: str) -> str:
+    """A sentence, safe to print, with paths below ``cwd`` relative to it."""
+    return visible(text.replace(cwd.rstrip("/") + "/", "") if cwd else text)
 
 
 _RANK_LINE = 100
@@ -375,12 +384,20 @@ _LEVEL_ROLES = {"error": "bad", "warning": "warning", "note": "dim"}
 
 
 class FindingsPane(Pane, Vertical):
-    """The findings of the rank: a list, and the selected one in full."""
+    """The causes of the memory at the highest peak, and the findings of the rank: a list, and the
+    selected one in full.
+    """
 
     NAME = "findings"
     DEFAULT_CSS = """
     FindingsPane #findings-detail { height: 9; padding: 0 1; border-top: solid $panel; }
     """
+
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
+        self._causes: tuple[MemoryCause, ...] | Unavailable | None = None
+        self._read_at: object = None  # how far the recording was when they were read last
+        self._reading: Worker[None] | None = None
 
     def compose(self) -> ComposeResult:
         self._table = ItemTable(id="finding-rows")
@@ -393,27 +410,65 @@ class FindingsPane(Pane, Vertical):
         return () if self.view is None else self.view.findings
 
     @property
+    def _items(self) -> tuple[MemoryCause | Finding, ...]:
+        causes = self._causes if isinstance(self._causes, tuple) else ()
+        return (*causes, *self._findings)
+
+    @property
     def tab(self) -> str:
-        count = len(self._findings)
+        count = len(self._items)
         return f"{self.NAME} {count}" if count else self.NAME
 
+    def forget(self) -> None:
+        self._read_at = None
+
     def draw(self) -> None:
-        count = len(self._findings)
-        head = f"{count} finding{'s' * (count != 1)}" if count else "no findings"
-        self._table.fill([(("", "section"), (head, "head"))], count, self._line)
+        self._read_causes()
+        items = self._items
+        self._table.fill([(("", "section"), (self._head, "head"))], len(items), self._line)
         self._show_detail()
 
+    @property
+    def _head(self) -> str:
+        found = plural(len(self._findings), "finding") if self._findings else "no findings"
+        if self._causes is None:
+            return f"{found}; the causes of the peak are read"
+        if isinstance(self._causes, Unavailable):
+            return f"{found}; causes of the peak unknown: {visible(self._causes.reason)}"
+        if not self._causes:
+            return f"{found}; no cause of the peak"
+        return f"{plural(len(self._causes), 'cause')} of the peak, {found}"
+
+    def _read_causes(self) -> None:
+        """Read the causes if the recording has grown since, in another thread."""
+        view = self.view
+        if view is None or not view.recording.ranks:
+            return
+        state = [(len(rank.steps), rank.end) for rank in view.recording.ranks]
+        if state != self._read_at and (self._reading is None or self._reading.is_finished):
+            self._read_at = state
+            read = partial(read_causes, view.recording, self.post_message)
+            self._reading = self.run_worker(
+                read, thread=True, exclusive=True, group="causes", description="causes"
+            )
+
+    def on_causes_read(self, message: CausesRead) -> None:
+        self._causes = message.causes  # the screen draws it, and the tabs
+
     def _line(self, index: int) -> list[Line]:
-        finding = self._findings[index]
-        level = finding.level.value
-        text = f"{finding.rule} {visible(finding.message)}"
+        item, cwd = self._items[index], "" if self.view is None else self.view.model.cwd
+        if isinstance(item, MemoryCause):
+            return [((f"{'cause':>8} ", "warning"), (_shown(item.sentence, cwd), ""))]
+        level = item.level.value
+        text = f"{item.rule} {visible(item.message)}"
         return [((f"{level:>8} ", _LEVEL_ROLES[level]), (text, ""))]
 
     def _show_detail(self) -> None:
         index, columns = self._table.cursor, max(20, self._detail.size.width)
         lines: list[Line] = []
-        if self.view is not None and index < len(self._findings):
-            for text in _finding_lines(self._findings[index], self.view.model.cwd):
+        items = self._items
+        if self.view is not None and index < len(items):
+            for text in _item_lines(items[index], self.view.model.cwd):
                 lines.extend(((part, ""),) for part in wrapped(text, "", columns))
         self._detail.show(lines)
 
@@ -428,7 +483,23 @@ class FindingsPane(Pane, Vertical):
         self.call_after_refresh(self._show_detail)
 
     def document(self) -> dict[str, object]:
-        return {"findings": [finding_to_plain(finding) for finding in self._findings]}
+        return {
+            "causes": to_plain(self._causes),
+            "findings": [finding_to_plain(finding) for finding in self._findings],
+        }
+
+
+def _item_lines(item: MemoryCause | Finding, cwd: str) -> Iterable[str]:
+    return _cause_lines(item, cwd) if isinstance(item, MemoryCause) else _finding_lines(item, cwd)
+
+
+def _cause_lines(cause: MemoryCause, cwd: str) -> Iterable[str]:
+    """A cause in full, as in a report."""
+    for part in cause_parts(cause):
+        if isinstance(part, Sentence):
+            yield _shown(f"{part.label}: {part.text}" if part.label else part.text, cwd)
+        elif isinstance(part, Code):
+            yield from (_shown(line, cwd) for line in part.text.splitlines())
 
 
 def _finding_lines(finding: Finding, cwd: str) -> Iterable[str]:

@@ -19,6 +19,7 @@ from gpuprobe.analysis.inspection.trace import TraceInspector, TraceRef, open_tr
 from gpuprobe.analysis.peak.peaks import Share
 from gpuprobe.api.live import neighbours, out_of_memory
 from gpuprobe.errors import GpuprobeError
+from gpuprobe.model.causes import MemoryCause
 from gpuprobe.model.io.files import gc_paused
 from gpuprobe.model.machine.process import Neighbours
 from gpuprobe.model.run.recording import RankRecording, Recording
@@ -64,6 +65,13 @@ class SurroundingsRead(Message):
 
     rank: int
     surroundings: Surroundings
+
+
+@dataclass
+class CausesRead(Message):
+    """The causes of the memory at the highest peak, as `gpuprobe report` names them."""
+
+    causes: tuple[MemoryCause, ...] | Unavailable
 
 
 def follow(
@@ -145,6 +153,21 @@ def _wait(worker: Worker[object], seconds: float) -> None:
     until = time.monotonic() + seconds
     while time.monotonic() < until and not worker.is_cancelled:
         time.sleep(min(0.05, seconds))
+
+
+def read_causes(recording: Recording, post: Callable[[Message], object]) -> None:
+    """Find the causes in the recording as it is; the next time later, by how long that took."""
+    from gpuprobe.recording.summary import causes_of  # 60 ms, for a pane that few open
+
+    worker = get_current_worker()
+    began = time.monotonic()
+    found: tuple[MemoryCause, ...] | Unavailable
+    try:
+        found = causes_of(recording)
+    except GpuprobeError as error:
+        found = Unavailable(str(error))
+    post(CausesRead(found))
+    _wait(worker, _SHARE * (time.monotonic() - began))
 
 
 MOST_OPEN = 3

@@ -30,7 +30,7 @@ from gpuprobe.tui.viewer.panes import (
     Shared,
     StepsPane,
 )
-from gpuprobe.tui.viewer.reading import Polled, ReadFailed, follow
+from gpuprobe.tui.viewer.reading import CausesRead, Polled, ReadFailed, follow
 from gpuprobe.tui.viewer.run_model import RunModel, model_of
 from gpuprobe.tui.viewer.trace import TracePane
 from gpuprobe.tui.widgets.keymap import Key, KeyBar, bindings
@@ -63,7 +63,7 @@ VIEW_KEYS = (
 
 EXPORT_SCHEMA = "gpuprobe.view"
 
-EXPORT_VERSION = (2, 0)
+EXPORT_VERSION = (2, 1)
 """(major, minor) of the document that ``e`` exports. A newer minor only adds keys. Sizes in bytes,
 durations in nanoseconds."""
 
@@ -155,6 +155,10 @@ class ViewScreen(Screen[None]):
         columns = max(20, self.size.width - 2)
         self._problem.show([((f" {part}", "badge-bad"),) for part in wrapped(text, "", columns)])
         self._problem.add_class("shown")
+
+    def on_causes_read(self, message: CausesRead) -> None:
+        message.stop()
+        self._show_pane()
 
     # -- showing
 

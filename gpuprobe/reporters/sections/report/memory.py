@@ -56,16 +56,16 @@ def peak_section(report: Report, *, full: bool = False) -> Section:
         text = "nothing was measured: the recording has no steps and no trace"
         return Section(title, (Line(text),), name)
     resident = peak.measure == "host_rss"
-    what = "resident in the process" if resident else f"allocated on {peak.device}"
+    what = "of the process in the host's memory" if resident else f"allocated on {peak.device}"
     where = [f"rank {peak.rank}"] if len(report.ranks) > 1 else []
     where += [f"phase {peak.phase}"] if peak.phase else []
     where += [f"step {peak.step}"] if peak.step is not None else []
     place = f", in {', '.join(where)}" if where else ""
     figure = peak_text(peak.amount)
     parts = [Line(what + place, "item", lead=figure), *_peak_notes(report)]
-    for label, value in (("reserved", peak.reserved), ("resident", peak.host_rss)):
-        if isinstance(value, Peak) and not (resident and label == "resident"):
-            most = f"at most {human_bytes(value.at_most)}"
+    for label, value in (("reserved", peak.reserved), ("host memory", peak.host_rss)):
+        if isinstance(value, Peak) and not (resident and label == "host memory"):
+            most = f"up to {human_bytes(value.at_most)}"
             parts.append(Line(peak_text(value) if full else most, "item", label))
     if resident and isinstance(peak.allocated, Unavailable):
         parts.append(Line(f"unknown ({peak.allocated.reason})", "item", "allocated"))

@@ -75,7 +75,7 @@ def process_sections(report: Report) -> list[Section]:
         Column("status", 11, gap=2),
         Column("steps", 6, number=True),
         Column("time", 10, number=True),
-        Column("resident", 12, number=True),
+        Column("host memory", 12, number=True),
         Column("error"),
     )
     table = Table("processes", columns, tuple(rows))

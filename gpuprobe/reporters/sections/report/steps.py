@@ -110,7 +110,7 @@ def step_sections(report: Report, *, full: bool) -> list[Section]:
             Column("rank" if len(report.ranks) > 1 else "", number=True),
             Column("device"),
             Column("time", None if untimed else 10, number=True),
-            Column("resident" if resident else "peak", 12, number=True),
+            Column("host memory" if resident else "peak", 12, number=True),
             Column("reserved", number=True),
             Column("at end", 12, number=True),
             Column("", 14, gap=2, cut=False),
