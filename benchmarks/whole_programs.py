@@ -88,8 +88,8 @@ _LIMITS: tuple[tuple[tuple[int, int], ...], ...] = (
 )
 
 
-_TAKE_NUMBERS = ("replaces_every_number_up_to_1023", "closes_what_the_system_lists")
-"""Parts whose files get the numbers of others."""
+_TAKE_NUMBERS = ("replaces_every_number_up_to_1023", "closes_what_the_system_lists", "opens_many")
+"""Parts whose files get the numbers of others, or that note their numbers."""
 _LIMIT_FILES = ("limits_its_files", "is_ended_by_a_large_file", "lets_large_files_end_it")
 """Parts that limit how large a file may be, stderr among them."""
 _FLAGS = ((), (), ("-O",), ("-X", "dev"), ("-W", "error"), ("-B",), ("-u",), ("-I",), ("-P",))
@@ -225,9 +225,11 @@ the collector closes files, and which of the objects that Triton leaks at the en
 _TIMES = re.compile(rb"(?m)\[[IWE]\d{4} [\d:.]+ ")
 """In any file, which has number 2 where stderr was closed: when torch's C++ code wrote a line."""
 _OF_TORCH = re.compile(
-    rb'(?m)^((?:  \| )*)  File "[^"\n]*/site-packages/torch/[^\n]*\n(?:\1    [^\n]*\n)*'
+    rb'(?m)^((?:  \| )*)  File "[^"\n]*/(?:site-packages/torch|gpuprobe/native)/[^\n]*\n'
+    rb"(?:\1    [^\n]*\n)*"
 )
-"""Frames of torch: it calls modules that have hooks, also those of all modules, in another way."""
+"""Frames of torch: it calls modules that have hooks, also those of all modules, in another way. And
+of the simulated GPU, which bare runs have, too."""
 _FINALIZERS = re.compile(
     rb"(?m)^Exception ignored in: <finalize object at [^\n]*\nTraceback [^\n]*\n"
     rb"(?:  File \"[^\"\n]*/(?:weakref|torch/library)\.py\"[^\n]*\n(?:    [^\n]*\n)*)*"

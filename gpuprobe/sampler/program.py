@@ -242,18 +242,19 @@ def _ignored(stream: object, error: BaseException) -> str:
 
 
 def _run_exit_functions() -> None:
-    """Run what ``atexit`` has. Where the interpreter does, no frame is active, which Python would
-    show for the error of a function in C.
+    """Run what ``atexit`` has. An error is shown without gpuprobe's frames; also without the one
+    here, which Python names for the error of a function in C: it is active, and none is where the
+    interpreter does this.
     """
     hook = sys.unraisablehook
 
-    def without_this_file(shown: Any) -> None:
-        trace = shown.exc_traceback
-        if trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-            shown = type(shown)((*shown[:2], None, *shown[3:]))
+    def without_gpuprobe(shown: Any) -> None:
+        if shown.exc_value is not None:
+            cut_traceback(shown.exc_value)
+            shown = type(shown)((*shown[:2], shown.exc_value.__traceback__, *shown[3:]))
         hook(shown)
 
-    sys.unraisablehook = without_this_file
+    sys.unraisablehook = without_gpuprobe
     atexit._run_exitfuncs()
 
 
