@@ -112,7 +112,7 @@ def change_of(
     before: Baseline,
     after: Baseline,
     root: str,
-    found: BaselineHistory | None,
+    committed: BaselineHistory | None,
     *,
     test: bool = False,
 ) -> _Change | str:
@@ -123,12 +123,12 @@ def change_of(
     if not now:
         return "the sources of this run are unknown"
     old = before.texts
-    if found is not None:
+    if committed is not None:
         unknown = {name for name, kept in before.files.items() if kept.text is None}
-        required = unknown | (now.keys() - before.files.keys()) | set(found.settings)
-        old.update(committed_texts(found, before.files, required, root))
+        required = unknown | (now.keys() - before.files.keys()) | set(committed.settings)
+        old.update(committed_texts(committed, before.files, required, root))
     if not old:
-        return _without_sources(found, test)
+        return _without_sources(committed, test)
     ignored = ignored_by_git(now.keys() - old.keys(), root)  # a baseline contains no ignored files
     new = {name: text for name, text in now.items() if name not in ignored}
     for name in old.keys() - new.keys():
@@ -147,18 +147,18 @@ def change_of(
     return _Change(old, new, hunks, dependents(hunks, old, new), changes(*sources))
 
 
-def _without_sources(found: BaselineHistory | None, test: bool) -> str:
+def _without_sources(committed: BaselineHistory | None, test: bool) -> str:
     """Why there are no texts of the program as it was."""
     if not test:
         return (
             "the baseline has no sources, and no commit of a repository has them "
             "(gpuprobe baseline update adds them)"
         )
-    if found is None:
+    if committed is None:
         return "the baselines of tests have no sources, and this one is in no commit of git"
     return (
         "the baselines of tests have no sources, and this one was measured with others than those "
-        f"in its commit, {found.commit[:8]}"
+        f"in its commit, {committed.commit[:8]}"
     )
 
 

@@ -881,13 +881,13 @@ def _ranked(
 
 def _made_smaller(diagnosed: Iterable[Diagnosed]) -> set[Place | NoPlace]:
     """The lines that allocate most of the memory that a remedy makes smaller."""
-    found: set[Place | NoPlace] = set()
+    lines: set[Place | NoPlace] = set()
     for one in diagnosed:
         sizes: Counter[Place | NoPlace] = Counter()
         for block in one.group.blocks if isinstance(one.replay, Smaller) else ():
             sizes[block.made_at] += block.bytes
-        found |= {line for line, size in sizes.items() if 2 * size > one.group.bytes}
-    return found
+        lines |= {line for line, size in sizes.items() if 2 * size > one.group.bytes}
+    return lines
 
 
 def _end_of(recording: Recording) -> SessionEnd | None:

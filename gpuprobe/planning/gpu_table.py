@@ -23,9 +23,8 @@ def estimate_table(request: EstimateRequest, notify: Callable[[str], None]) -> G
     """
     names = list(dict.fromkeys(alternatives(request.gpus)))
     request.prices.check(names)
-    one = replace(
-        request, gpus="", suggest=False, prices=PriceList()
-    )  # those of the others are no part
+    # The prices of the other GPUs are no part of an estimate.
+    one = replace(request, gpus="", suggest=False, prices=PriceList())
     rows = []
     with EstimateServer(ProgramStart()) as estimate:
         for name in names:

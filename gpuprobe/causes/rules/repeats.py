@@ -87,10 +87,7 @@ def gathered(live: LiveMemory) -> Iterator[Excess]:
         main,
         rows,
         "without the copies",
-        sizes={
-            **{row: live.size[row] // times[main] for row in live.alike(times)},
-            **{row: live.size[row] // times[main] for row in graded},
-        },
+        sizes={row: live.size[row] // times[main] for row in (*live.alike(times), *graded)},
         bound=Bound.OR_MORE if live.text("made_name", main) == _EMBEDDING else Bound.EXACT,
     )
 

@@ -430,14 +430,14 @@ class FindingsPane(Pane, Vertical):
 
     @property
     def _head(self) -> str:
-        found = plural(len(self._findings), "finding") if self._findings else "no findings"
+        rest = plural(len(self._findings), "finding") if self._findings else "no findings"
         if self._causes is None:
-            return f"{found}; the causes of the peak are read"
+            return f"{rest}; the causes of the peak are read"
         if isinstance(self._causes, Unavailable):
-            return f"{found}; causes of the peak unknown: {visible(self._causes.reason)}"
+            return f"{rest}; causes of the peak unknown: {visible(self._causes.reason)}"
         if not self._causes:
-            return f"{found}; no cause of the peak"
-        return f"{plural(len(self._causes), 'cause')} of the peak, {found}"
+            return f"{rest}; no cause of the peak"
+        return f"{plural(len(self._causes), 'cause')} of the peak, {rest}"
 
     def _read_causes(self) -> None:
         """Read the causes if the recording has grown since, in another thread."""
