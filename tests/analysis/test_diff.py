@@ -318,7 +318,7 @@ def test_the_command_on_two_real_snapshots(
     before, after = (str(path) for path in SNAPSHOTS[:2])
     assert main(["diff", before, after, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert (document["schema"], document["version"]) == ("gpuprobe.diff", [2, 3])
+    assert (document["schema"], document["version"]) == ("gpuprobe.diff", [2, 4])
     jsonschema.validate(document, schema("diff-2"))
     (peak,) = document["peaks"]
     assert peak["delta"] == peak["after"]["at_least"] - peak["before"]["at_least"]
