@@ -93,6 +93,7 @@ _TAKE_NUMBERS = (
     "closes_what_the_system_lists",
     "opens_many",
     "opens_all_kinds",
+    "runs_an_interpreter",
 )
 """Parts whose files get the numbers of others, or that note their numbers."""
 _LIMIT_FILES = ("limits_its_files", "is_ended_by_a_large_file", "lets_large_files_end_it")
