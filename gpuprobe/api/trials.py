@@ -94,8 +94,15 @@ class Trials:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _require_inside(self) -> None:
-        """Raises EnvironmentUnavailable for a program outside the project's folder."""
+        """Raises EnvironmentUnavailable for a program outside the project's folder, or if that is
+        the root of all files: not all of them can be copied.
+        """
         folder = self._plan.folder or str(Path.cwd())
+        if os.path.dirname(self._root) == self._root:  # noqa: PTH120
+            raise EnvironmentUnavailable(
+                "the script and the working folder are in no folder of a project: run it from the "
+                "script's folder, or one above it"
+            )
         for what, path in (
             ("the working folder", folder),
             ("the script", "" if self._plan.module else os.path.join(folder, self._plan.target)),  # noqa: PTH118

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from examples import examples
 from gpuprobe.remedies.edits import (
-    ClearAfterLoop,
     CloneStored,
     DeleteAfterUse,
     Detach,
     Edit,
     ExpandInsteadOfRepeat,
     InsertCall,
+    LimitCache,
     MapLocationCpu,
     NoGrad,
     ReleasePart,
@@ -65,6 +65,7 @@ HEADERS = (
     "with torch.no_grad() as {n}:",
     "def f{k}({n}, {m}=None):",
     "@staticmethod\n{i}def g{k}({n}):",
+    "@functools.lru_cache({k})\n{i}def c{k}({n}):",
     "class A{k}:",
     "async def e{k}(\n{i}    {n}\n{i}):",
 )
@@ -136,7 +137,7 @@ def edits(draw: st.DrawFn, lines: int) -> Edit:
                 InsertCall(line, "gc.collect()"),
                 InsertCall(line, "gc.collect()", Where.END_OF_LOOP),
                 InsertCall(line, "torch.cuda.empty_cache()", Where.AFTER_LOOP),
-                ClearAfterLoop(line, "h"),
+                LimitCache(line),
             ]
         )
     )
@@ -189,9 +190,7 @@ def assert_other_lines_stay(edit: Edit, text: ProgramText, found: ProgramText) -
             for row in (before[number] for number in changed)
         )
         return
-    if isinstance(edit, (InsertCall, ClearAfterLoop, DeleteAfterUse, ReleasePart)) and not one_line(
-        text
-    ):
+    if isinstance(edit, (InsertCall, DeleteAfterUse, ReleasePart)) and not one_line(text):
         assert not changed
     assert len(changed) <= 4
 

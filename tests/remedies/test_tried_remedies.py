@@ -22,6 +22,7 @@ from gpuprobe.remedies.edits import (
     Detach,
     Edit,
     InsertCall,
+    LimitCache,
     MapLocationCpu,
     NoGrad,
 )
@@ -111,6 +112,21 @@ for step in range(6):
             "    for p, g in zip(params, grads):\n"
             "        p.grad = g.detach()\n",
         ),
+    ),
+    "cache": (
+        """\
+import functools
+
+@functools.cache
+def mask(length):
+    return torch.ones(length, length, device="cuda").triu()
+
+with torch.no_grad():
+    for length in range(500, 900, 20):
+        print(mask(length).sum().item())
+""",
+        LimitCache(9),
+        ("@functools.cache", "@functools.lru_cache(1)"),
     ),
     "evaluation": (
         """\
@@ -205,6 +221,19 @@ def test_the_tried_figure_is_that_of_the_edit_made_by_hand(name: str, project: P
     assert abs(applied[0] - peaks[0]) <= late
     assert applied[1] == peaks[1]
     assert abs(by_hand(elsewhere / "fixed.py")[0] - peaks[0]) <= late
+
+
+def test_the_whole_file_system_is_no_project(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its copy would be a program that the edit has not changed."""
+    script = project / "train.py"
+    script.write_text("import torch\nx = torch.zeros(1 << 20, device='cuda')\n")
+    monkeypatch.chdir("/")
+    with trials(str(script)) as tried:
+        outcome = tried.try_remedy(RemedyRequest({str(script): [DeleteAfterUse(2, "x")]}), 60)
+    assert isinstance(outcome, UntriedRemedy)
+    assert "in no folder of a project" in outcome.reason
 
 
 def test_a_program_that_fails_or_computes_something_else_saves_nothing(project: Path) -> None:
