@@ -110,6 +110,15 @@ class Trials:
             if path and _inside(path, self._root) is None:
                 raise EnvironmentUnavailable(f"{what} is outside the project's folder")
 
+    def _target(self, tree: Path) -> str:
+        """The program's name, in the copy also if it leads out of the working folder and back."""
+        target = self._plan.target
+        if self._plan.module or os.pardir not in Path(target).parts:
+            return target
+        inner = _inside(os.path.join(self._plan.folder or Path.cwd(), target), self._root)  # noqa: PTH118
+        assert inner is not None
+        return str(tree / inner)
+
     def run(self, texts: Mapping[str, str | None], seconds: float) -> TrialFigures:
         """Run the program for at most ``seconds`` with these texts of its files (None: deleted)."""
         from gpuprobe.gate.trials import TrialFigures, TrialRequest, make_tree
@@ -128,7 +137,7 @@ class Trials:
             tree=str(tree),
             root=self._root,
             folder=str(tree / inner),
-            target=plan.target,
+            target=self._target(tree),
             arguments=list(plan.arguments),
             module=plan.module,
             gpu=plan.gpu,

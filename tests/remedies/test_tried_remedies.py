@@ -223,6 +223,22 @@ def test_the_tried_figure_is_that_of_the_edit_made_by_hand(name: str, project: P
     assert abs(by_hand(elsewhere / "fixed.py")[0] - peaks[0]) <= late
 
 
+@pytest.mark.parametrize("name", ["../project/src/train.py", "link.py", "code/train.py"])
+def test_an_edit_is_in_the_program_that_runs_whatever_its_name(name: str, project: Path) -> None:
+    (project / "src").mkdir()
+    (project / "src" / "train.py").write_text(
+        "import torch\n"
+        "x = torch.zeros(1 << 20, device='cuda')\n"
+        "y = torch.zeros(1 << 20, device='cuda')\n"
+    )
+    (project / "link.py").symlink_to("src/train.py")
+    (project / "code").symlink_to("src")
+    with trials(name) as tried:
+        outcome = tried.try_remedy(RemedyRequest({name: [DeleteAfterUse(2, "x")]}), 60)
+    assert isinstance(outcome, TriedRemedy)
+    assert outcome.before_allocated - outcome.peak_allocated == 4 << 20
+
+
 def test_the_whole_file_system_is_no_project(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
