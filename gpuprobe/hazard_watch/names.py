@@ -42,11 +42,12 @@ def program_frame() -> FrameType | None:
     return innermost(backward_frames[-1]) if frame is None and backward_frames else frame
 
 
-def site_at_hand() -> CodePosition | None:
+def site_at_hand(callers: int = 1) -> CodePosition | None:
     """The position of the innermost frame of the program, resolved by `place`. In a thread without
-    one, the place that called the backward pass.
+    one, the place that called the backward pass. ``callers``: the frames above this one that are
+    gpuprobe's in any case. They are not looked at: Python makes an object of each that is.
     """
-    frame = innermost(sys._getframe(1))
+    frame = innermost(sys._getframe(callers))
     if frame is None and backward_frames:
         frame = innermost(backward_frames[-1])
     if frame is None:

@@ -69,6 +69,8 @@ _STEPS: Final = {"add": operator.add, "sub": operator.sub, "mul": operator.mul}
 _PASSING_INTEGERS: Final = frozenset({"arange", "_to_copy", "copy_", *_STEPS})
 """Operators whose results may have integers that are known on the host."""
 _Shapes: TypeAlias = list[tuple[int, tuple[int, ...]]]
+_CALLERS: Final = 5
+"""Frames of gpuprobe up to that of `EventSource._kernel`, from `EventSource.operator` on."""
 
 
 def malloc_async() -> bool:
@@ -197,12 +199,11 @@ class EventSource(StreamSource):
         below: Callable[[Any, Any, Any], Any],
     ) -> Any:
         """An operator is called: see `gpuprobe.torch_support.operator_calls`."""
-        if torch.is_grad_enabled():
-            self.guarded(self.machine.leaves_used, args, kwargs, _below)
         began = perf_counter()
         try:
             result = below(func, args, kwargs)
         except BaseException as error:  # noqa: BLE001 - raised again
+            self.guarded(self._leaves_used, args, kwargs)
             del args, kwargs
             raise passed_on(error)  # noqa: B904 - the same one
         seconds = perf_counter() - began
@@ -219,6 +220,7 @@ class EventSource(StreamSource):
     ) -> None:
         """An operator returned after ``seconds`` of the host's time."""
         self._elapsed = seconds
+        self._leaves_used(args, kwargs)
         index = self.device_of(args, kwargs, result)
         if index >= 0:
             self.machine.use(index)
@@ -235,6 +237,10 @@ class EventSource(StreamSource):
                     self._record_integers(name, args, result)
         else:
             self.host_op(func, args, kwargs, result)
+
+    def _leaves_used(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if torch.is_grad_enabled():
+            self.machine.leaves_used(args, kwargs, _below)
 
     def graph_called(self, inputs: Sequence[object], written: Collection[int]) -> None:
         """A compiled graph is called. ``written``: the positions of the inputs that it changes."""
@@ -297,7 +303,7 @@ class EventSource(StreamSource):
         if plan.like:
             args = (None, *args[1:])
         accesses, shapes = self._accesses(plan, func, args, kwargs, result)
-        site = site_at_hand()
+        site = site_at_hand(_CALLERS)
         op = (plan.name, shapes)
         untrack(shapes)
         untrack(op)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final
 
 from gpuprobe.errors import EnvironmentUnavailable
@@ -39,6 +39,7 @@ _ACTIONS: Final = {
     LogKind.UNMAP: Action.RELEASE,
 }
 _BY_CODE: Final = {int(kind): action for kind, action in _ACTIONS.items()}
+_GRAPH_NODE: Final = int(LogKind.GRAPH_NODE)
 _NODES: Final = {1: Action.COPY, 2: Action.FILL, 3: None, 4: None}
 """What the nodes of a graph do, apart from kernels, by ``enum node_kind``."""
 
@@ -53,9 +54,10 @@ class NativeCalls:
             raise EnvironmentUnavailable("the simulated GPU's library is of another gpuprobe")
         self.begin: Callable[[int], int] = library.gpn_work_begin
         self.end: Callable[[int], None] = library.gpn_work_end
+        self.note: Callable[[int], None] = library.gpn_work_note
+        # Without types of arguments, which take as long as the rest of a call: all are numbers.
         library.gpn_work_begin.restype = ctypes.c_uint32
-        library.gpn_work_end.argtypes = (ctypes.c_uint32,)
-        library.gpn_work_end.restype = None
+        library.gpn_work_end.restype = library.gpn_work_note.restype = None
         self._start = library.gpn_work_start
         self._start.argtypes = (ctypes.c_size_t,)
         self._start.restype = None
@@ -84,41 +86,39 @@ class NativeCalls:
 
     def take(self) -> tuple[list[GpuCall], bool]:
         """The calls since the last `take`, in order, and whether none is missing."""
-        calls = list(self._calls())
+        calls: list[GpuCall] = []
+        buffer = ctypes.create_string_buffer(_ENTRY.size * _MANY)
+        count = _MANY
+        while count == _MANY:
+            count = self._take(buffer, _MANY)
+            self._append(calls, buffer.raw[: count * _ENTRY.size])
         return calls, not self._dropped()
 
-    def _calls(self) -> Iterator[GpuCall]:
-        buffer = ctypes.create_string_buffer(_ENTRY.size * _MANY)
-        while True:
-            count = self._take(buffer, _MANY)
-            for (
-                stream, a, size, name, kind, thread, device, x, y, z, peer, batch,
-                operator, captured,
-            ) in _ENTRY.iter_unpack(buffer.raw[: count * _ENTRY.size]):  # fmt: skip
-                action = _BY_CODE.get(kind)
-                if action is None or captured:
-                    continue
-                value, what = size, ""
-                group: tuple[int, ...] = ()
-                if kind == LogKind.GRAPH_NODE:
-                    action = _NODES.get(a, action)
-                    if action is None:
-                        continue
-                if action is Action.COLLECTIVE:
-                    what = self._name(name).removeprefix("nccl")
-                    group = (x,) if not y else (x, y, z) if not peer else (x, y, z, peer - 1, batch)
-                elif action is Action.COPY:
-                    what = _direction(x, y)
-                    if kind == LogKind.MEMCPY and self._name(name) == "sync":
-                        what += " sync"
-                elif action is Action.KERNEL and name:
-                    what = self._names.get(name) or self._name(name)
-                elif action in _EVENTS:
-                    value = a
-                call = action, device, stream, operator, value, what, thread, group
-                yield _new_call(GpuCall, call)
-            if count < _MANY:
-                return
+    def _append(self, calls: list[GpuCall], entries: bytes) -> None:
+        for (
+            stream, a, size, name, kind, thread, device, x, y, z, peer, batch, operator, captured,
+        ) in _ENTRY.iter_unpack(entries):  # fmt: skip
+            action = _BY_CODE.get(kind)
+            if kind == _GRAPH_NODE:
+                action = _NODES.get(a, action)
+            if action is None or captured:
+                continue
+            value, what = size, ""
+            group: tuple[int, ...] = ()
+            if action is Action.OPERATOR or action is Action.KERNEL:
+                pass  # nearly all
+            elif action is Action.COLLECTIVE:
+                what = self._name(name).removeprefix("nccl")
+                group = (x,) if not y else (x, y, z) if not peer else (x, y, z, peer - 1, batch)
+            elif action is Action.COPY:
+                what = _direction(x, y)
+                if kind == LogKind.MEMCPY and self._name(name) == "sync":
+                    what += " sync"
+            elif action in _EVENTS:
+                value = a
+            calls.append(
+                _new_call(GpuCall, (action, device, stream, operator, value, what, thread, group))
+            )
 
     def _name(self, address: int) -> str:
         """The text at an address of the runtime, which stays there."""

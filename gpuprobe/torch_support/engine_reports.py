@@ -32,9 +32,8 @@ class LaunchCounter(Protocol):
 
 class GpuCall(NamedTuple):
     """A call to the GPU. ``operator``: the number that `CallLog.begin` got in that thread; 0: none.
-    ``value``: bytes, or the number of an event. ``what``: of a kernel its mangled name, of a copy
-    its direction, followed by " sync" if the host waits; of a collective its name, and ``group``
-    the sizes of its `Work`.
+    ``value``: bytes, or the number of an event. ``what``: of a copy its direction, followed by
+    " sync" if the host waits; of a collective its name, and ``group`` the sizes of its `Work`.
     """
 
     action: Action
@@ -53,6 +52,8 @@ class CallLog(Protocol):
     begin: Callable[[int], int]
     """An operator begins in this thread: gets its number, returns the one before, for `end`."""
     end: Callable[[int], None]
+    note: Callable[[int], None]
+    """An operator begins and ends that makes no calls."""
 
     def start(self) -> bool:
         """Log from now on; False if another recording's calls are being logged."""

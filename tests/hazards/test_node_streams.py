@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 from contextlib import nullcontext
 
+import pytest
 import torch
 
 from gpuprobe.hazard_watch.node_streams import NodeStreams
+from gpuprobe.hazard_watch.source import EventSource
 
 
 def node_of(result: torch.Tensor) -> object:
@@ -47,3 +49,15 @@ def test_a_leaf_that_is_gone_is_not_taken_for_another_in_its_place() -> None:
         leaf = torch.ones(2, requires_grad=True)
         assert nodes.of(node_of(leaf * 2)) is None
         del leaf
+
+
+def test_an_operator_that_fails_has_used_its_leaves() -> None:
+    source, leaf = EventSource(), torch.ones(2, requires_grad=True)
+
+    def fails(*_: object) -> None:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        source.operator(torch.ops.aten.mul.Tensor, (leaf, 2), {}, fails)
+    assert source.machine.nodes.of(node_of(leaf * 2)) == {}
+    assert not source.broken

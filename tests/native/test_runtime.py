@@ -755,3 +755,44 @@ def test_work_areas_of_fourier_transforms_are_those_of_a_gpu(core: Path) -> None
         """,
         spec="h200",
     )
+
+
+def test_the_log_of_a_recording_has_operators_that_make_no_calls_and_the_threads_of_a_fork(
+    core: Path,
+) -> None:
+    run(
+        core,
+        """
+        import struct, threading
+        lib.gpn_log_entry_size.restype = c_size_t
+        SIZE = lib.gpn_log_entry_size()
+        def logged():
+            out = create_string_buffer(SIZE * 16)
+            lib.gpn_work_take.restype = c_size_t
+            rows = range(lib.gpn_work_take(out, c_size_t(16)))
+            # Kind and thread, and at the end the operator.
+            return [(*struct.unpack_from("II", out, i * SIZE + 48),
+                     struct.unpack_from("I", out, (i + 1) * SIZE - 8)[0]) for i in rows]
+        OPERATOR = 25
+        HOST_ONLY = (1 << 32) - 1
+        lib.gpn_work_begin.restype = ctypes.c_uint32
+        lib.gpn_work_note(HOST_ONLY)
+        lib.gpn_work_start(c_size_t(100))
+        me = threading.get_native_id()
+        assert lib.gpn_work_begin(7) == 0
+        lib.gpn_work_note(HOST_ONLY)
+        assert lib.gpn_work_begin(8) == 7  # the operator that runs is still the same
+        lib.gpn_work_end(7)
+        assert lib.gpn_work_begin(HOST_ONLY) == 7
+        assert lib.gpn_work_begin(9) == HOST_ONLY
+        assert logged() == [(OPERATOR, me, n) for n in (7, HOST_ONLY, 8, HOST_ONLY, 9)]
+        child = os.fork()
+        if not child:
+            lib.gpn_work_note(1)
+            lib.gpn_work_start(c_size_t(100))
+            lib.gpn_work_note(2)
+            right = logged() == [(OPERATOR, threading.get_native_id(), 2)]
+            os._exit(0 if right else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        """,
+    )

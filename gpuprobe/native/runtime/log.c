@@ -14,7 +14,7 @@ typedef struct {
 } call_log;
 static call_log logs[2];
 atomic_uint logging;   // one bit for each log that is on
-static __thread uint32_t work;
+static __thread uint32_t work, thread;
 uint32_t current_work(void) { return work; }
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static char **unanswered;
@@ -30,10 +30,7 @@ static void append(call_log *l, const log_entry *entry) {
 }
 void log_add(log_entry entry) {
   struct timespec now;
-  static __thread uint32_t thread;
-  static __thread int of;
-  int process = getpid();
-  if (of != process) { of = process; thread = (uint32_t)syscall(SYS_gettid); }
+  if (!thread) thread = (uint32_t)syscall(SYS_gettid);
   clock_gettime(CLOCK_MONOTONIC, &now);
   entry.time_ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
   entry.thread = thread;
@@ -47,6 +44,7 @@ void log_add(log_entry entry) {
 // A child logs nothing, and has none of the threads that may hold the lock.
 static void in_child(void) {
   pthread_mutex_init(&lock, NULL);
+  thread = 0;
   atomic_store(&logging, 0);
   logs[0].count = logs[1].count = 0;
 }
@@ -85,6 +83,10 @@ uint32_t FN(work_begin)(uint32_t number) {
   return before;
 }
 void FN(work_end)(uint32_t before) { work = before; }
+// An operator of that number begins and ends, without a call.
+void FN(work_note)(uint32_t number) {
+  if (atomic_load_explicit(&logging, memory_order_relaxed) & 2u) log_add((log_entry){.kind = LOG_OPERATOR, .device = -1, .work = number});
+}
 
 // --- functions that are exported and not answered: see gpuprobe/native/answers.py
 // Messages go to the stderr of the beginning: the program may open a file of its own as 2.

@@ -502,7 +502,7 @@ static int instantiate(graph **out, graph *g) {
   if (!g || g->magic != 0x67726170) return fail(INVALID_VALUE);
   graph *x = new_graph();
   x->nodes = malloc((g->count ? g->count : 1) * sizeof *x->nodes);
-  memcpy(x->nodes, g->nodes, g->count * sizeof *x->nodes);
+  if (g->count) memcpy(x->nodes, g->nodes, g->count * sizeof *x->nodes);
   x->count = x->room = g->count;
   for (size_t i = 0; i < g->kept_count; i++) keep_object(x, g->kept[i].object, g->kept[i].count, false);
   atomic_fetch_add(&graphs_made, 1);

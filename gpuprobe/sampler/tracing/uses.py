@@ -303,11 +303,17 @@ class Uses:
             return below(op, args, kwargs)
         about = self._operators.get(id(op)) or self._describe_operator(op)
         if about.views or (about.reads_number and not args[0].is_cuda):
-            if self.work is not None and self.work.on:
-                self.work.note_host_only(self._places.here(), self._path())
-            elif about.views:
-                self._places.viewed()
-            return below(op, args, kwargs)
+            work = self.work
+            if work is None or not work.on:
+                if about.views:
+                    self._places.viewed()
+                return below(op, args, kwargs)
+            placed = self._places.counted  # then `below` queries the place
+            place = 0 if placed else self._places.here()
+            try:
+                return below(op, args, kwargs)
+            finally:
+                work.note_host_only(self._places.current if placed else place, self._path())
         began = perf_counter_ns() if self._timed and not self._count % _TIMED else 0
         placed = self._places.counted
         place = 0 if placed else self._places.here()

@@ -122,7 +122,7 @@ class WorkTrace:
         if number is None:
             number = self._host_only[place, phase] = _HOST_ONLY - len(self._host_only)
             self._note(number, None, place, phase)
-        self.end(self.begin(number))
+        self._log.note(number)
 
     def _note(self, number: int, work: Work | None, place: int, phase: str) -> None:
         if len(self._noted) < MOST_WORK:
