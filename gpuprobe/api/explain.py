@@ -23,7 +23,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from gpuprobe.analysis.growth import Growth, growth_of
+from gpuprobe.analysis.growth import MANY_STEPS, Growth, growth_of
 from gpuprobe.analysis.peak.needs import Biographies, needs_at
 from gpuprobe.analysis.peak.peaks import (
     HighWater,
@@ -64,7 +64,6 @@ from gpuprobe.causes.find import (
 from gpuprobe.causes.groups import LEAST, LEAST_EFFECT, blocks_at, copied
 from gpuprobe.causes.lines import capture_line, loop_line, stored_as, storing_lines
 from gpuprobe.causes.recorded import (
-    MANY_STEPS,
     cause_of,
     certain_causes,
     growth_cause,
@@ -78,7 +77,12 @@ from gpuprobe.causes.replays import Smaller, by_graph
 from gpuprobe.causes.rules import graphs, pinned
 from gpuprobe.causes.rules.fragments import FRAGMENTS
 from gpuprobe.causes.rules.gradients import LATE_GRADIENTS
-from gpuprobe.causes.rules.holders import late_variable
+from gpuprobe.causes.rules.holders import (
+    KEPT_TENSORS,
+    kept_to_be_read,
+    late_variable,
+    without_copies,
+)
 from gpuprobe.causes.rules.joins import GROWN
 from gpuprobe.causes.variables import Variables
 from gpuprobe.errors import DataError, ProgramFailed
@@ -176,12 +180,13 @@ class Subject:
 
 class _Outcome(NamedTuple):
     """What came of trying edits: the ``effect``, and the ``edit`` that has it, None if it is the
-    replayed one. ``refuted``: the changed program needs as much.
+    replayed one. ``refuted``: the changed program needs as much; ``failed``: it fails.
     """
 
     effect: Effect
     edit: EditCandidate | None = None
     refuted: bool = False
+    failed: bool = False
 
     @property
     def helped(self) -> bool:
@@ -628,6 +633,8 @@ class _Explaining:
             group = others
             if self._triable:
                 tried = self._best(edits, effect)
+                if tried.failed:
+                    one = one.answered(without_copies(one.answer))
                 holder = one.group.holder
                 # An attribute may have to be released in a method, which has no name of this one.
                 whole = one.answer.edit in _WHOLE_REMEDIES and not (holder and holder.of_object)
@@ -771,7 +778,11 @@ class _Explaining:
             return diagnosed
         for path in files_of(diagnosed, self._script):
             text = _text(path)
-            answer = None if text is None else graphs.retained(diagnosed.group, text)
+            if text is None:
+                continue
+            answer = graphs.retained(diagnosed.group, text)
+            if answer is None and diagnosed.answer.rule == KEPT_TENSORS:
+                answer = kept_to_be_read(diagnosed.group, text)
             if answer is not None:
                 return diagnosed._replace(answer=answer)
         if diagnosed.answer.rule == graphs.OF_THIS_CALL:
@@ -847,8 +858,9 @@ class _Explaining:
             note = "an edit was tried, and did not help"
             effect = replace(replayed, bound=Bound.OR_MORE, note=note)
             return _Outcome(effect, refuted=True)
-        why = "not tried" if isinstance(result, UntriedRemedy) else "an edit was tried, and failed"
-        return _Outcome(replace(replayed, note=f"{why}: {result.reason}"))
+        failed = not isinstance(result, UntriedRemedy)
+        why = "an edit was tried, and failed" if failed else "not tried"
+        return _Outcome(replace(replayed, note=f"{why}: {result.reason}"), failed=failed)
 
 
 def _ranked(

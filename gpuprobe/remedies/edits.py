@@ -174,6 +174,22 @@ class ClearAfterLoop:
 
 
 @dataclass(frozen=True)
+class LimitEntries:
+    """Drop the oldest entries of a dictionary beyond ``most`` after the line that stores one, as
+    ``container[key] = value``."""
+
+    line: int
+    container: str
+    most: int
+
+    @property
+    def rows(self) -> tuple[str, str]:
+        """The statement that drops them."""
+        container = self.container
+        return f"while len({container}) > {self.most}:", f"{container}.pop(next(iter({container})))"
+
+
+@dataclass(frozen=True)
 class AutogradGrad:
     """`torch.autograd.grad` instead of the line's ``backward(create_graph=True)``, whose gradients
     the next statement collects from ``.grad``."""
@@ -195,6 +211,7 @@ Edit: TypeAlias = (
     | InsertCall
     | FreeGradients
     | ClearAfterLoop
+    | LimitEntries
     | AutogradGrad
 )
 
@@ -231,6 +248,8 @@ def _changes(text: ProgramText, edit: Edit) -> list[Replacement] | Refused:
             return keyword_set(text, edit.line, edit.call, edit.keyword, edit.value, edit.position)
         case MapLocationCpu(line):
             return keyword_set(text, line, "torch.load", "map_location", '"cpu"', 1)
+        case LimitEntries():
+            return _limited(text, edit)
         case AutogradGrad(line):
             return with_autograd_grad(text, line)
 
@@ -468,6 +487,20 @@ def _freed_gradients(text: ProgramText, line: int) -> list[Replacement] | Refuse
         if name in zeroed:
             return inserted_after(text, node, f"{name}.zero_grad(set_to_none=True)")
     return Refused(Refusal.NO_STATEMENT, "the step of an optimizer whose gradients are zeroed")
+
+
+def _limited(text: ProgramText, edit: LimitEntries) -> list[Replacement] | Refused:
+    for node in text.statements(edit.line):
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        if any(
+            isinstance(one, ast.Subscript) and ast.unparse(one.value) == edit.container
+            for one in targets
+        ):
+            if not text.alone(node):
+                return Refused(Refusal.ONE_LINE)
+            header, body = edit.rows
+            return inserted_after(text, node, header, f"    {body}")
+    return Refused(Refusal.NOTHING_STORED, edit.container)
 
 
 def _cleared(text: ProgramText, line: int, container: str) -> list[Replacement] | Refused:

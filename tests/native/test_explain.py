@@ -971,6 +971,94 @@ def test_an_exception_that_a_global_keeps(tmp_path: Path) -> None:
     assert f"train.py:{first['kept_at']['line']}" in shown.stdout
 
 
+CACHE = (
+    START
+    + """\
+cache = {}
+
+def features(key, x):
+    if key not in cache:
+        cache[key] = net(x).detach()
+    return cache[key]
+
+for step in range(24):
+    x = torch.ones(4096, 64, device="cuda")
+    new = features(step, x)
+    loss = nn.functional.mse_loss(net(x[:64]), new[:64]) + features(max(0, step - 2), x).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+)
+
+
+def test_a_cache_that_is_read_on_the_gpu_is_limited(tmp_path: Path) -> None:
+    """Not moved to the CPU: where the program reads it, the values would be on the wrong device."""
+    _, found = explain(tmp_path, CACHE)
+    first = found["causes"][0]
+    assert (first["rule"], first["effect"]["certainty"]) == ("kept-tensors", "tried")
+    line = line_of(CACHE, "return cache[key]")
+    assert f"line {line} reads entries" in first["remedy"]
+    assert first["code"].startswith("while len(cache) >")
+    assert "+        while len(cache) > " in first["effect"]["patch"]
+    shown = gpuprobe("run", "--gpu", "t4", "--level", "trace", "train.py", cwd=tmp_path)
+    assert "limit the entries" in shown.stderr or "limit its entries" in shown.stderr
+    assert not re.search(r"^gpuprobe: +\.detach\(\)\.cpu\(\)", shown.stderr, re.MULTILINE)
+
+
+def test_copies_on_the_cpu_with_which_the_program_fails_are_no_fix(tmp_path: Path) -> None:
+    program = (
+        CACHE.replace("cache = {}", "cache = []").partition("def features")[0]
+        + """\
+def newest(items):
+    *_, last = items
+    return last
+
+for step in range(24):
+    x = torch.ones(4096, 64, device="cuda")
+    cache.append(net(x).detach())
+    loss = nn.functional.mse_loss(net(x), newest(cache))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+    )
+    _, found = explain(tmp_path, program)
+    first = found["causes"][0]
+    assert (first["rule"], first["effect"]["certainty"]) == ("kept-tensors", "replayed")
+    assert "same device" in first["effect"]["note"]
+    assert first["remedy"].endswith("with copies on the CPU alone the program fails")
+    assert first["code"] == ""
+
+
+READ_AGAIN = """\
+import torch
+from torch import nn
+
+encoder = nn.Linear(64, 1024).cuda().eval()
+head = nn.Linear(1024, 1).cuda()
+optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+cache = {}
+
+@torch.no_grad()
+def features(key):
+    if key not in cache:
+        cache[key] = encoder(torch.ones(4096, 64, device="cuda"))
+    return cache[key]
+
+for step in range(24):
+    loss = head(features(step % 12)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_results_that_are_read_again_are_no_activations_to_recompute(tmp_path: Path) -> None:
+    _, found = explain(tmp_path, READ_AGAIN)
+    assert (found["causes"], found["smaller"]["id"]) == ([], "kept-results")
+
+
 NUMBERS = (
     START
     + """\

@@ -22,6 +22,7 @@ from gpuprobe.analysis.baseline.model import (
     CheckResult,
     MetricResult,
     Tolerance,
+    important_first,
     is_exact,
 )
 from gpuprobe.analysis.blame.blame import Blame, SourceGraph
@@ -181,7 +182,7 @@ def check_baseline(
         if name in after.phases
     ]
     rows = _rows(before, after, lines)
-    regressed = [item for item in (*metrics, *phases) if item.regressed]
+    regressed = important_first(metrics, phases)
     environment = tuple(_mismatches(before, after))
     return CheckResult(
         metrics=tuple(metrics),
