@@ -113,9 +113,9 @@ _MOST_CAUSES = 3
 """Causes reported for one metric."""
 
 _NOUNS = {
-    "device_allocs_after_warm_up": "calls of cudaMalloc",
-    "implicit_syncs_per_step": "implicit synchronisations in the run",
-    "races": "races",
+    "device_allocs_after_warm_up": "call{s} of cudaMalloc",
+    "implicit_syncs_per_step": "implicit synchronisation{s} in the run",
+    "races": "race{s}",
 }
 
 

@@ -35,7 +35,7 @@ from gpuprobe.cli.options import (
     program_of,
     seconds,
 )
-from gpuprobe.errors import UsageError
+from gpuprobe.errors import DoesNotFit, UsageError
 from gpuprobe.model.plans.request import DEFAULT_GPU, EstimateRequest
 
 if TYPE_CHECKING:
@@ -150,13 +150,20 @@ def _estimate(
     if request.gpus:
         return _print_table(args, request)
     progress = status_line.PROGRESS  # without one, the command was called from Python
-    with output_to_stderr():
-        estimate = estimate_program(
-            request,
-            alternatives=None if model is None else model.alternatives,
-            notify=_notify,
-            progress=None if progress is None else partial(progress.step, of=request.steps),
-        )
+    try:
+        with output_to_stderr():
+            estimate = estimate_program(
+                request,
+                alternatives=None if model is None else model.alternatives,
+                notify=_notify,
+                progress=None if progress is None else partial(progress.step, of=request.steps),
+            )
+    except DoesNotFit as error:
+        if format_of(args) != "text":
+            raise
+        sys.stdout.write(f"{request.gpu}: {error}\n")
+        stderr.note(error.hint)
+        return exit_codes.of(error)
     if model is not None:
         estimate = replace(estimate, model=model.choices)
     # A written script may be in a temporary folder, whose name is random.

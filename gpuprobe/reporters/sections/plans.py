@@ -11,7 +11,7 @@ from gpuprobe.model.plans.fit import Fit, Trial
 from gpuprobe.model.plans.serving import ServingEstimate, ServingFit, ServingTrial
 from gpuprobe.model.plans.step_time import StepTime
 from gpuprobe.model.report import ShareRow
-from gpuprobe.model.text import human_bytes
+from gpuprobe.model.text import human_bytes, plural
 from gpuprobe.reporters.sections.parts import (
     AUTO,
     Cell,
@@ -24,7 +24,6 @@ from gpuprobe.reporters.sections.parts import (
     Table,
     bulleted,
     named,
-    plural,
     size,
 )
 from gpuprobe.reporters.sections.report.steps import communication_section

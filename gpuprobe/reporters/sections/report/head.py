@@ -11,10 +11,10 @@ from gpuprobe.causes.recorded import GROWTH
 from gpuprobe.model.causes import MemoryCause
 from gpuprobe.model.needs import Need
 from gpuprobe.model.report import AT_STEP_END, CategoryTable, Head, OutOfMemory, Report, ShareTable
-from gpuprobe.model.text import human_bytes
+from gpuprobe.model.text import human_bytes, plural
 from gpuprobe.model.values import Unavailable
 from gpuprobe.reporters.sections.causes import cause_line, effect_text
-from gpuprobe.reporters.sections.parts import Facts, Section, capitalized, named, peak_text, plural
+from gpuprobe.reporters.sections.parts import Facts, Section, capitalized, named, peak_text
 from gpuprobe.reporters.sections.report.failures import (
     estimate_command,
     failed_allocation,
