@@ -7,6 +7,7 @@ change that is tried.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -540,25 +541,28 @@ class _Explaining:
             *(["--endless"] if endless else []),
             *("--output", str(output), *(["--"] if subject.command else []), *subject.words),
         ]
-        with subprocess.Popen(
-            command,
-            env={**os.environ, **self._environment, **(environment or {})},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            preexec_fn=end_with_parent,
-        ) as process:
+        # No pipe: a process that the program has started may have it open after the program's end.
+        with (
+            tempfile.TemporaryFile("w+", errors="replace", dir=self._folder) as errors,
+            subprocess.Popen(
+                command,
+                env={**os.environ, **self._environment, **(environment or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                preexec_fn=end_with_parent,
+            ) as process,
+        ):
             try:
-                _, errors = process.communicate(timeout=max(1.0, left))
+                process.wait(timeout=max(1.0, left))
             except subprocess.TimeoutExpired:
                 _stop(process)
                 return None
             except BaseException:  # Ctrl-C
                 process.kill()
                 raise
-        return subprocess.CompletedProcess(command, process.returncode, "", errors)
+            errors.seek(0)
+            return subprocess.CompletedProcess(command, process.returncode, "", errors.read())
 
     def _holders(self, lives: Biographies, mark: HighWater, *, failed: bool) -> _Held | None:
         """What holds the memory that is not needed; None if unknown."""
@@ -1055,14 +1059,23 @@ def _text(path: str) -> ProgramText | None:
     return None if isinstance(found, Refused) else found
 
 
-def _stop(process: subprocess.Popen[str]) -> None:
-    """As Ctrl-C does, so that what holds memory is recorded; or at once, if that has no effect."""
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """As Ctrl-C does, so that what holds memory is recorded; or at once, if that has no effect.
+    What the program has started is ended with it."""
+    import psutil  # 15 ms, only for programs that are stopped
+
+    started: list[psutil.Process] = []
+    with contextlib.suppress(psutil.Error):
+        started = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)
     try:
-        process.communicate(timeout=_LAST_SECONDS)
+        process.wait(timeout=_LAST_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.communicate()
+        process.wait()
+    for one in started:
+        with contextlib.suppress(psutil.Error):  # it has ended
+            one.kill()
 
 
 def _pinned(recording: Recording) -> Iterator[str]:

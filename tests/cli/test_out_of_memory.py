@@ -174,7 +174,7 @@ def test_the_next_command_has_all_gpus_of_the_program(tmp_path: Path) -> None:
 
 def test_an_estimate_of_memory_that_grows_names_the_line_first(tmp_path: Path) -> None:
     script(tmp_path, LEAKS)
-    simulated = ["--gpu", "t4", "--compute", "shapes"]
+    simulated = ["--gpu", "t4", "--compute", "shapes", "--verbose"]
     for steps, options in (("5", ["--steps", "5"]), ("4", [])):  # one more than without growth
         shown = gpuprobe("estimate", *simulated, *options, "script.py", cwd=tmp_path).stdout
         assert f"fits for {steps} steps" in shown

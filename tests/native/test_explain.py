@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import warm_python
 from native_commands import gpuprobe
@@ -1612,3 +1615,24 @@ def test_the_line_that_stores_an_object_of_a_library(tmp_path: Path) -> None:
     assert "log (a list of" in first["sentence"]
     assert first["kept_at"]["line"] == line_of(program, 'answer.meta["output"]')
     assert "it is stored as answer.meta at" in first["sentence"]
+
+
+NEVER_ENDS = """\
+import pathlib, subprocess, sys, time
+other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+pathlib.Path("id").write_text(str(other.pid))
+while True:
+    time.sleep(0.1)
+"""
+
+
+def test_a_program_that_is_stopped_ends_with_what_it_has_started(tmp_path: Path) -> None:
+    """Which has its standard error open, and so would keep a pipe of it open."""
+    (tmp_path / "train.py").write_text(NEVER_ENDS)
+    command = [sys.executable, "-m", "gpuprobe", "explain", "--gpu", "t4", "--max-seconds", "4"]
+    done = subprocess.run([*command, "train.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 5
+    assert "the program made no step in 2 s" in done.stderr
+    with contextlib.suppress(psutil.NoSuchProcess):
+        other = psutil.Process(int((tmp_path / "id").read_text()))
+        assert other.status() == psutil.STATUS_ZOMBIE  # nothing waits for it

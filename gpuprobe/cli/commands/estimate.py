@@ -94,6 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "two at least (default: 600)",
     )
     add_formats(parser)
+    parser.add_argument("-v", "--verbose", action="store_true", help="show everything")
     add_top(parser, 8)
     add_model(parser)
     add_program(parser)
@@ -168,7 +169,7 @@ def _estimate(
         estimate = replace(estimate, model=model.choices)
     # A written script may be in a temporary folder, whose name is random.
     folder = Path.cwd() if model is None else Path(model.path).parent.absolute()
-    render(estimate, format_of(args), sys.stdout, top=args.top, cwd=str(folder))
+    render(estimate, format_of(args), sys.stdout, top=args.top, cwd=str(folder), full=args.verbose)
     return exit_codes.OK if estimate.fits else exit_codes.FINDINGS
 
 

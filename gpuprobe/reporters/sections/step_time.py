@@ -101,10 +101,7 @@ def _sentences(time: StepTime) -> Iterator[str]:
     if rates:
         yield ", ".join(rates)
     yield bounds_text(time)
-    yield (
-        f"prices from measured kernels of this GPU: {time.measured:.0%} of the GPU's time; "
-        "the rest is by models"
-    )
+    yield f"prices: {time.measured:.0%} by measured kernels of this GPU, the rest by models"
 
 
 def bounds_text(time: StepTime) -> str:
