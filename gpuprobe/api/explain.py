@@ -1061,7 +1061,7 @@ def _text(path: str) -> ProgramText | None:
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
     """As Ctrl-C does, so that what holds memory is recorded; or at once, if that has no effect.
-    What the program has started is ended with it."""
+    What the program has started ends, too."""
     import psutil  # 15 ms, only for programs that are stopped
 
     started: list[psutil.Process] = []

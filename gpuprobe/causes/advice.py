@@ -26,7 +26,7 @@ from gpuprobe.model.place import Place, SourceLine
 from gpuprobe.model.rules import define
 from gpuprobe.model.run.session import DeviceWindow
 from gpuprobe.model.text import human_bytes
-from gpuprobe.model.trace import GRAD_OFF, MemoryTrace
+from gpuprobe.model.trace import GRAD_OFF, GRAD_ON, MemoryTrace
 from gpuprobe.model.values import Unavailable
 
 RULES = tuple(
@@ -153,7 +153,8 @@ def _only(mark: HighWater, category: Category) -> HighWater:
 
 def _without_backward(lives: Biographies, event: int) -> bool:
     """Whether most activations that are used after an event are not for a backward pass, as in an
-    evaluation.
+    evaluation. Those that the trace ends with, and that have a graph, may be for one, as if memory
+    ran out in the forward pass.
     """
     ledger = lives.ledger
     needs = lives.needs(event).items()
@@ -171,7 +172,10 @@ def _without_backward(lives: Biographies, event: int) -> bool:
         for row, phase in zip(rows, phases, strict=True)
         if not strings[phase].startswith("backward")
     ]
-    return 2 * sum(other) > sum(ledger.size[row] for row in rows)
+    left = [row for row, need in needs if need is Need.OPEN and row < ledger.made]
+    modes = ledger.values("grad", left)
+    saved = sum(ledger.size[row] for row, mode in zip(left, modes, strict=True) if mode == GRAD_ON)
+    return 2 * sum(other) > saved + sum(ledger.size[row] for row in rows)
 
 
 def _needed_rows(mark: HighWater) -> list[int]:

@@ -29,6 +29,7 @@ from gpuprobe.reporters.sections.parts import (
 )
 from gpuprobe.reporters.sections.report.steps import communication_section
 from gpuprobe.reporters.sections.step_time import (
+    short_step_time,
     speed_cells,
     speed_columns,
     speed_notes,
@@ -91,7 +92,7 @@ def _short(estimate: Estimate, top: int) -> list[Section]:
     sections += _several(estimate)
     sections += [*_shares_at_peak(estimate, top)][:2]
     if estimate.fits:
-        sections += step_time_sections(estimate.step_time, top, cost=estimate.cost)[:1]
+        sections += short_step_time(estimate.step_time, cost=estimate.cost)
     sections += _suggested(estimate, few=True)
     of_lines = [text for text in estimate.assumed if _is_about_a_line(text)]
     if of_lines:  # the program may take another way there

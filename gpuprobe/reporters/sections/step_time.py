@@ -11,7 +11,7 @@ from gpuprobe.analysis.repeats import Repeated, time_groups
 from gpuprobe.model.plans.estimate import NOT
 from gpuprobe.model.plans.gpu_table import GpuRow, GpuTable
 from gpuprobe.model.plans.step_time import StepTime, TimeShare, TrainingCost
-from gpuprobe.model.text import human_ns
+from gpuprobe.model.text import human_ns, plural
 from gpuprobe.model.values import Nanoseconds, Unavailable
 from gpuprobe.reporters.sections.parts import (
     AUTO,
@@ -63,6 +63,20 @@ def step_time_sections(
     if full and time.sources:
         sections.append(Section("Prices", bulleted(time.sources), "step-time-prices"))
     return sections
+
+
+def short_step_time(
+    time: StepTime | Unavailable, *, cost: TrainingCost | None = None
+) -> list[Section]:
+    """The time of a step and what bounds it, with a count of what it does not include."""
+    if isinstance(time, Unavailable):
+        return step_time_sections(time, 0)
+    left_out = time.left_out
+    (first, *_) = step_time_sections(replace(time, left_out=()), 0, cost=cost)
+    if not left_out:
+        return [first]
+    text = f"not included: {plural(len(left_out), 'part')} of the step (--verbose)"
+    return [replace(first, parts=(*first.parts, Line(text, "item")))]
 
 
 def headline(time: StepTime) -> str:

@@ -142,7 +142,7 @@ def _without_cause(report: Report) -> tuple[str, str, str]:
     if failed_allocation(report) and report.out_of_memory:
         failure = report.out_of_memory[-1]
         fits = () if isinstance(failure.fits_with, Unavailable) else failure.fits_with
-        if fits and not (failure.nearly_full and fix):
+        if fits and not failure.nearly_full:
             best = min(fits, key=lambda text: text.count(","))
             fix = f"PYTORCH_CUDA_ALLOC_CONF={best}"
             saves = (
