@@ -88,7 +88,13 @@ _LIMITS: tuple[tuple[tuple[int, int], ...], ...] = (
 )
 
 
-_TAKE_NUMBERS = ("replaces_every_number_up_to_1023", "closes_what_the_system_lists", "opens_many")
+_TAKE_NUMBERS = (
+    "replaces_every_number_up_to_1023",
+    "closes_what_the_system_lists",
+    "opens_many",
+    "opens_all_kinds",
+    "runs_an_interpreter",
+)
 """Parts whose files get the numbers of others, or that note their numbers."""
 _LIMIT_FILES = ("limits_its_files", "is_ended_by_a_large_file", "lets_large_files_end_it")
 """Parts that limit how large a file may be, stderr among them."""
@@ -257,8 +263,15 @@ _DEPTHS = frozenset(
     )
 )
 """What observes how deep a forward pass may recurse, which is documented for level ``trace``."""
-_FORGETS = "forgets_what_was_registered_for_the_exit@start"
-"""Torch's exit functions too, if it is imported already: ``--hazards`` does that."""
+_BEFORE_TORCH = frozenset(
+    f"{name}@start"
+    for name in (
+        "forgets_what_was_registered_for_the_exit",
+        "clears_the_path_of_modules",
+        "closes_the_files_of_others",
+    )
+)
+"""What observes whether torch is imported already: ``--hazards`` does that, as documented."""
 _DEEP_AND_STRICT = ("recurses_through_modules", "makes_warnings_errors")
 """Both observe it: torch warns of hooks that fail where the stack ends."""
 _DOCUMENTED_CODES = ((1, 5), (-2, 130), (-2, 120))
@@ -542,7 +555,7 @@ def main() -> int:
             names = watchers if each else [watchers[plan.seed % len(watchers)]]
             if _observes_depth(plan.words):
                 names = [name for name in names if "trace" not in name]
-            if _FORGETS in plan.words:
+            if not _BEFORE_TORCH.isdisjoint(plan.words):
                 names = [name for name in names if "hazards" not in name]
             ran.update(names)
             for name, text in changes(runs, plan, names).items():

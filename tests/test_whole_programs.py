@@ -59,6 +59,7 @@ def test_faults_change_nothing_but_documented_lines(runs: Runs, name: str) -> No
         ("trace", "replaces_functions_of_os@step"),
         ("trace", "counts_calls_of_os@model"),
         ("trace", "replaces_the_import@step raises_syntax@step"),
+        ("counters", "ends_at_exit@start forks_a_child_that_exits@step"),
         ("trace", "replaces_the_clocks_by_one_that_fails@start"),
     ],
 )

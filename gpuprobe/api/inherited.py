@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from types import TracebackType
 
@@ -37,11 +36,13 @@ def _show_errors_without_own_frames() -> None:
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
         own = trace is error.__traceback__
-        # The program may have replaced the import: then its error has our frames.
-        with contextlib.suppress(Exception):
-            from gpuprobe.sampler.program import cut_traceback  # 5 ms, in a process that fails
+        try:
+            from gpuprobe.sampler.program import cut_traceback, show_by  # 5 ms, as it fails
 
             cut_traceback(error)
-        original(kind, error, error.__traceback__ if own else trace)
+        except Exception:  # noqa: BLE001 - the program has replaced the import: our frames show
+            original(kind, error, trace)
+            return
+        show_by(original, error, error.__traceback__ if own else trace)
 
     sys.excepthook = excepthook

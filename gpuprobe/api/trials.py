@@ -94,14 +94,30 @@ class Trials:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _require_inside(self) -> None:
-        """Raises EnvironmentUnavailable for a program outside the project's folder."""
+        """Raises EnvironmentUnavailable for a program outside the project's folder, or if that is
+        the root of all files: not all of them can be copied.
+        """
         folder = self._plan.folder or str(Path.cwd())
+        if os.path.dirname(self._root) == self._root:  # noqa: PTH120
+            raise EnvironmentUnavailable(
+                "the script and the working folder are in no folder of a project: run it from the "
+                "script's folder, or one above it"
+            )
         for what, path in (
             ("the working folder", folder),
             ("the script", "" if self._plan.module else os.path.join(folder, self._plan.target)),  # noqa: PTH118
         ):
             if path and _inside(path, self._root) is None:
                 raise EnvironmentUnavailable(f"{what} is outside the project's folder")
+
+    def _target(self, tree: Path) -> str:
+        """The program's name, in the copy also if it leads out of the working folder and back."""
+        target = self._plan.target
+        if self._plan.module or os.pardir not in Path(target).parts:
+            return target
+        inner = _inside(os.path.join(self._plan.folder or Path.cwd(), target), self._root)  # noqa: PTH118
+        assert inner is not None
+        return str(tree / inner)
 
     def run(self, texts: Mapping[str, str | None], seconds: float) -> TrialFigures:
         """Run the program for at most ``seconds`` with these texts of its files (None: deleted)."""
@@ -121,7 +137,7 @@ class Trials:
             tree=str(tree),
             root=self._root,
             folder=str(tree / inner),
-            target=plan.target,
+            target=self._target(tree),
             arguments=list(plan.arguments),
             module=plan.module,
             gpu=plan.gpu,

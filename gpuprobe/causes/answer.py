@@ -25,6 +25,8 @@ class EditKind(Enum):
     RETAIN_GRAPH = "retain_graph"  # False, where the backward pass is run
     FREE_GRADIENTS = "free_gradients"  # after the optimizer's step
     SET_TO_NONE = "set_to_none"  # True, where gradients are zeroed
+    LIMIT_CACHE = "limit_cache"  # where the function with the functools.cache is defined
+    AUTOGRAD_GRAD = "autograd_grad"  # instead of backward(create_graph=True)
     CHUNK_SIZE = "chunk_size"  # of vmap
     ALL_USED = "all_used"  # find_unused_parameters=False, where the replica is made
     BUCKET_VIEW = "bucket_view"  # gradient_as_bucket_view=True, where the replica is made

@@ -15,6 +15,7 @@ from gpuprobe.causes.rules.holders import limited_entries
 from gpuprobe.model.place import NoPlace, Place
 from gpuprobe.model.run.holders import Holder, HolderRoot
 from gpuprobe.remedies.edits import (
+    AutogradGrad,
     CloneStored,
     DeleteAfterUse,
     Detach,
@@ -22,6 +23,7 @@ from gpuprobe.remedies.edits import (
     ExpandInsteadOfRepeat,
     FreeGradients,
     InsertCall,
+    LimitCache,
     MapLocationCpu,
     NoGrad,
     ReleasePart,
@@ -233,6 +235,18 @@ def _freed_gradients(place: _Place) -> Iterator[Edit]:
         yield FreeGradients(line)
 
 
+def _limited_caches(place: _Place) -> Iterator[Edit]:
+    holder = place.group.holder
+    if holder is not None and holder.file == place.path:
+        yield LimitCache(holder.line)  # of the decorator
+
+
+def _gradients_without_cycle(place: _Place) -> Iterator[Edit]:
+    for line in dict.fromkeys([place.made, *_lines_with(place.text, "create_graph")]):
+        if line:
+            yield AutogradGrad(line)
+
+
 _EDITS: Final[Mapping[EditKind, Callable[[_Place], Iterator[Edit]]]] = {
     EditKind.DETACH: lambda place: chain(_detachments(place), _without_graph(place)),
     EditKind.TO_CPU: lambda place: chain(_moves(place), _deletions(place)),
@@ -241,6 +255,8 @@ _EDITS: Final[Mapping[EditKind, Callable[[_Place], Iterator[Edit]]]] = {
     EditKind.CLONE: _clones,
     EditKind.FOREACH: _optimizers,
     EditKind.FREE_GRADIENTS: _freed_gradients,
+    EditKind.LIMIT_CACHE: _limited_caches,
+    EditKind.AUTOGRAD_GRAD: _gradients_without_cycle,
     EditKind.MAP_LOCATION: _where_made(MapLocationCpu),
     EditKind.NO_GRAD: _without_graph,
     EditKind.NO_GRAD_AT_CALL: _without_gradients,

@@ -4,7 +4,7 @@ The copy is a real tree, so that everything that finds a file by its path works 
 relative names, ``__file__``, ``python -m``, processes that the program starts. The folders on the
 path to a file of the program are real, and so are small files in them: what the program overwrites
 there is the copy. Everything else (data sets, checkpoints, environments) is a link to the project's
-own.
+own, and a link within the project leads to the same place of the copy.
 """
 
 from __future__ import annotations
@@ -107,7 +107,14 @@ def _mirror(
             if small and os.access(entry.path, os.R_OK):
                 shutil.copy2(entry.path, target)
             else:
-                target.symlink_to(os.path.realpath(entry.path))
+                target.symlink_to(_linked(entry, folder, root))
+
+
+def _linked(entry: os.DirEntry[str], folder: Path, root: Path) -> Path:
+    real = Path(os.path.realpath(entry.path))
+    whole = Path(os.path.realpath(root))
+    inside = entry.is_symlink() and real.is_relative_to(whole) and not _LEFT_OUT & {*real.parts}
+    return folder / real.relative_to(whole) if inside else real
 
 
 def moved(text: str, root: str, folder: str) -> str:

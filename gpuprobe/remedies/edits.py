@@ -24,7 +24,7 @@ from gpuprobe.remedies.flow import (
     shared,
 )
 from gpuprobe.remedies.grad_mode import with_autograd_grad, without_grad
-from gpuprobe.remedies.imports import with_import
+from gpuprobe.remedies.imports import full_name, with_import
 from gpuprobe.remedies.stored import stored_as
 from gpuprobe.remedies.text import (
     FUNCTIONS,
@@ -166,11 +166,11 @@ class FreeGradients:
 
 
 @dataclass(frozen=True)
-class ClearAfterLoop:
-    """``container.clear()`` after the loop that the line is in or begins."""
+class LimitCache:
+    """``maxsize=1`` for the `functools.lru_cache` of the function whose header has the line, also
+    in place of `functools.cache`."""
 
     line: int
-    container: str
 
 
 @dataclass(frozen=True)
@@ -210,8 +210,8 @@ Edit: TypeAlias = (
     | MapLocationCpu
     | InsertCall
     | FreeGradients
-    | ClearAfterLoop
     | LimitEntries
+    | LimitCache
     | AutogradGrad
 )
 
@@ -230,48 +230,49 @@ def apply(text: ProgramText, edits: Sequence[Edit]) -> ProgramText | Refused:
 def _changes(text: ProgramText, edit: Edit) -> list[Replacement] | Refused:
     if not text.statements(edit.first if isinstance(edit, NoGrad) else edit.line):
         return Refused(Refusal.NO_STATEMENT)
-    if isinstance(edit, (InsertCall, FreeGradients, ClearAfterLoop)):
-        return _with_call(text, edit)
     match edit:
         case Detach(line, name, every):
             return stored_as(text, line, name, ".detach()", every=every)
         case ToCpu(line, name, detach, every):
             method = ".detach().cpu()" if detach else ".cpu()"
             return stored_as(text, line, name, method, every=every)
-        case CloneStored() | ExpandInsteadOfRepeat() | WithoutAllocatorOption():
+        case CloneStored() | ExpandInsteadOfRepeat() | WithoutAllocatorOption() | LimitEntries():
             return _smaller(text, edit)
         case DeleteAfterUse() | ReleasePart():
             return _released(text, edit)
         case NoGrad(first, last):
             return without_grad(text, first, last)
-        case SetKeyword():
-            return keyword_set(text, edit.line, edit.call, edit.keyword, edit.value, edit.position)
-        case MapLocationCpu(line):
-            return keyword_set(text, line, "torch.load", "map_location", '"cpu"', 1)
-        case LimitEntries():
-            return _limited(text, edit)
-        case AutogradGrad(line):
-            return with_autograd_grad(text, line)
-
-
-def _with_call(
-    text: ProgramText, edit: InsertCall | FreeGradients | ClearAfterLoop
-) -> list[Replacement] | Refused:
-    match edit:
+        case SetKeyword() | MapLocationCpu() | LimitCache():
+            return _with_argument(text, edit)
         case InsertCall(line, call, where):
             return _inserted(text, line, call, where)
         case FreeGradients(line):
             return _freed_gradients(text, line)
-        case ClearAfterLoop(line, container):
-            return _cleared(text, line, container)
+        case AutogradGrad(line):
+            return with_autograd_grad(text, line)
+
+
+def _with_argument(
+    text: ProgramText, edit: SetKeyword | MapLocationCpu | LimitCache
+) -> list[Replacement] | Refused:
+    match edit:
+        case SetKeyword():
+            return keyword_set(text, edit.line, edit.call, edit.keyword, edit.value, edit.position)
+        case MapLocationCpu(line):
+            return keyword_set(text, line, "torch.load", "map_location", '"cpu"', 1)
+        case LimitCache(line):
+            return _limited_cache(text, line)
 
 
 def _smaller(
-    text: ProgramText, edit: CloneStored | ExpandInsteadOfRepeat | WithoutAllocatorOption
+    text: ProgramText,
+    edit: CloneStored | ExpandInsteadOfRepeat | WithoutAllocatorOption | LimitEntries,
 ) -> list[Replacement] | Refused:
     match edit:
         case CloneStored(line, name):
             return stored_as(text, line, name, ".clone()")
+        case LimitEntries():
+            return _limited(text, edit)
         case ExpandInsteadOfRepeat(line):
             return _expanded(text, line)
         case WithoutAllocatorOption(line, option):
@@ -503,39 +504,19 @@ def _limited(text: ProgramText, edit: LimitEntries) -> list[Replacement] | Refus
     return Refused(Refusal.NOTHING_STORED, edit.container)
 
 
-def _cleared(text: ProgramText, line: int, container: str) -> list[Replacement] | Refused:
-    try:
-        parsed = ast.parse(container, mode="eval").body
-    except (SyntaxError, ValueError):
-        return Refused(Refusal.INVALID, container)
-    loop = _loop_at(text, line)
-    if loop is None:
-        return Refused(Refusal.NO_STATEMENT, "loop")
-    scope = text.scope(loop)
-    if isinstance(scope, ast.ClassDef):
-        return Refused(Refusal.NOT_A_LOCAL, container)
-    if isinstance(parsed, ast.Name):
-        name = parsed.id
-        elsewhere = shared(text, scope, name)
-        if elsewhere:
-            return Refused(Refusal.VISIBLE_ELSEWHERE, elsewhere)
-        if not _is_variable(scope, name):
-            return Refused(Refusal.NOT_A_LOCAL, name)
-        if not bound_before(text, scope, loop, name):
-            return Refused(Refusal.MAY_BE_UNBOUND, name)
-        if Liveness(scope.body, name).after[loop]:
-            return Refused(Refusal.USED_LATER, name)
-    elif isinstance(parsed, ast.Attribute) and isinstance(parsed.value, ast.Name):
-        readers = [
-            one
-            for one in ast.walk(text.tree)
-            if isinstance(one, ast.Attribute)
-            and one.attr == parsed.attr
-            and isinstance(one.ctx, ast.Load)
-            and loop not in text.ancestors(one)
-        ]
-        if readers:
-            return Refused(Refusal.USED_LATER, f"line {readers[0].lineno}")
-    else:
-        return Refused(Refusal.NOT_A_LOCAL, container)
-    return inserted_after(text, loop, f"{container}.clear()")
+def _limited_cache(text: ProgramText, line: int) -> list[Replacement] | Refused:
+    for node in text.statements(line):
+        for decorator in node.decorator_list if isinstance(node, FUNCTIONS) else ():
+            called = decorator.func if isinstance(decorator, ast.Call) else decorator
+            name = full_name(text, called)
+            if name == "functools.lru_cache" and isinstance(decorator, ast.Call):
+                return keyword_set(text, decorator.lineno, "lru_cache", "maxsize", "1", 0)
+            if name == "functools.lru_cache":
+                return [Replacement(*text.span(decorator), f"{text.source(decorator)}(maxsize=1)")]
+            if name == "functools.cache":
+                imported = with_import(text, "functools", node)
+                if isinstance(imported, Refused):
+                    return imported
+                limited = f"{imported.name}.lru_cache(maxsize=1)"
+                return [*imported.changes, Replacement(*text.span(decorator), limited)]
+    return Refused(Refusal.NO_STATEMENT, "a function with functools.cache")

@@ -254,7 +254,8 @@ def _lines_within(text: ProgramText, start: int, end: int) -> Iterator[int]:
 
 
 def with_autograd_grad(text: ProgramText, line: int) -> list[Replacement] | Refused:
-    """Replace ``loss.backward(create_graph=True)`` and the list of ``.grad`` that follows it.
+    """Replace ``loss.backward(create_graph=True)`` and the list of ``.grad`` that follows it, of
+    the parameters in a variable or of a module.
 
     Only if the program's optimizers have the same parameters: ``.grad`` of others would lack.
     """
@@ -276,8 +277,9 @@ def with_autograd_grad(text: ProgramText, line: int) -> list[Replacement] | Refu
         return Refused(Refusal.NOT_MECHANICAL, "no list of the gradients of a variable follows")
     if not (text.alone(statement) and text.alone(following[0])):
         return Refused(Refusal.ONE_LINE)
-    target, listed = collected
-    other = _other_gradients(text, following[0], listed)
+    target, parameters = collected
+    listed = f"list({parameters})" if "(" in parameters else parameters
+    other = _other_gradients(text, following[0], parameters)
     if other:
         return Refused(Refusal.NOT_MECHANICAL, other)
     imported = with_import(text, "torch", statement)
@@ -292,7 +294,7 @@ def with_autograd_grad(text: ProgramText, line: int) -> list[Replacement] | Refu
     unit, loss = _unit(text, indent), text.source(call.func.value)
     rows = [
         f"{target} = {imported.name}.autograd.grad({loss}, {listed}, create_graph=True)",
-        f"for parameter, gradient in zip({listed}, {target}):",
+        f"for parameter, gradient in zip({parameters}, {target}):",
         f"{unit}kept = parameter.grad",
         f"{unit}parameter.grad = gradient.detach() if kept is None else kept + gradient.detach()",
         "del parameter, gradient, kept",
@@ -313,18 +315,33 @@ def _other_gradients(text: ProgramText, collecting: Statement, parameters: str) 
             optimizer = "optim." in f"{full_name(text, node.func)}."
             if optimizer and ast.unparse(node.args[0] if node.args else node) != parameters:
                 return f"the optimizer in line {node.lineno} has other parameters"
+        assigned = isinstance(node, ast.Assign) and parameters in map(ast.unparse, node.targets)
+        if isinstance(node, ast.Assign) and assigned and _only_once(node.value):
+            return f"line {node.lineno} makes what can be gone through only once"
     return ""
 
 
 def _collected(node: Statement) -> tuple[str, str] | None:
-    """The variables of ``grads = [p.grad for p in parameters]``."""
+    """The variable of ``grads = [p.grad for p in parameters]``, and the ``parameters``: another
+    variable, or those of a module."""
     if not isinstance(node, ast.Assign) or len(node.targets) != 1:
         return None
     target, value = node.targets[0], node.value
     if not isinstance(target, ast.Name) or not isinstance(value, ast.ListComp):
         return None
     (loop, *others) = value.generators
-    if others or loop.ifs or loop.is_async or not isinstance(loop.iter, ast.Name):
+    if others or loop.ifs or loop.is_async:
         return None
-    same = ast.unparse(value.elt) == f"{ast.unparse(loop.target)}.grad"
-    return (target.id, loop.iter.id) if same else None
+    if ast.unparse(value.elt) != f"{ast.unparse(loop.target)}.grad":
+        return None
+    if not isinstance(loop.iter, ast.Name) and not _of_module(loop.iter):
+        return None
+    return target.id, ast.unparse(loop.iter)
+
+
+def _of_module(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and ast.unparse(node).endswith(".parameters()")
+
+
+def _only_once(node: ast.expr) -> bool:
+    return isinstance(node, ast.GeneratorExp) or _of_module(node)

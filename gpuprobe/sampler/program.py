@@ -212,7 +212,12 @@ def python_restored() -> Iterator[None]:
 
 
 def _end_child(error: BaseException | None) -> NoReturn:
-    """End a forked process as ``Py_FinalizeEx`` does: first threads, then ``atexit``."""
+    """End a forked process as ``Py_FinalizeEx`` does: first threads, then ``atexit``. Before it,
+    ``pyrun_file`` writes what a script has printed, whether or not that fails.
+    """
+    for name in ("stderr", "stdout"):
+        with contextlib.suppress(BaseException):
+            getattr(sys, name).flush()
     code = 0
     if isinstance(error, SystemExit):
         code = exit_code(error)
@@ -302,16 +307,26 @@ def show(error: BaseException) -> int:
         _print("sys.excepthook is missing\n")
         hook = _display
     try:
-        hook(kind, error, trace)  # type: ignore[misc]
+        show_by(hook, error, trace)
     except SystemExit as end:
         return exit_code(end)
+    return 1
+
+
+def show_by(hook: Any, error: BaseException, trace: TracebackType | None) -> None:
+    """Show an error by a ``sys.excepthook``; if that fails, as Python does, without
+    gpuprobe's frames. Raises SystemExit if it does.
+    """
+    try:
+        hook(type(error), error, trace)
+    except SystemExit:
+        raise
     except BaseException as second:  # noqa: BLE001 - as Python does
         _print("Error in sys.excepthook:\n")
         cut_traceback(second)
         _display(type(second), second, second.__traceback__)
         _print("\nOriginal exception was:\n")
-        _display(kind, error, trace)
-    return 1
+        _display(type(error), error, trace)
 
 
 _display: Final = sys.__excepthook__

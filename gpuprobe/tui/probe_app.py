@@ -19,8 +19,12 @@ from textual.app import App, ComposeResult, SystemCommand
 from textual.await_complete import AwaitComplete
 from textual.binding import Binding, BindingType
 from textual.command import CommandList, CommandPalette
+from textual.css.scalar import Scalar
+from textual.events import Resize
+from textual.geometry import Region
 from textual.screen import ModalScreen, Screen
 from textual.theme import Theme
+from textual.timer import Timer
 from textual.worker import WorkerFailed
 
 from gpuprobe.tui.widgets.keymap import Key, KeyBar, bindings, help_lines
@@ -122,16 +126,21 @@ def release_objects() -> None:
     """Delete what a screen has left whose objects form cycles, or were frozen."""
     gc.unfreeze()
     gc.collect()
-    release_lines()
+    release_caches()
 
 
-def release_lines() -> None:
-    """Return the memory of the lines of closed screens to the system: Textual keeps the lines of
-    1,024 widgets as keys of this cache (8.2), and malloc what was freed.
+def release_caches() -> None:
+    """Return the memory of the lines and layouts of closed screens, and of other sizes, to the
+    system: Textual keeps the lines of 1,024 widgets as keys of a cache and up to 4,096 results of
+    each operation on a region (8.2), 10 MB in all, and malloc what was freed.
     """
-    clear = getattr(StylesCache.get_inner_outer, "cache_clear", None)
-    if clear is not None:
-        clear()
+    layouts = [
+        getattr(one, "__func__", one) for of in (Region, Scalar) for one in vars(of).values()
+    ]
+    for cached in (StylesCache.get_inner_outer, *layouts):
+        clear = getattr(cached, "cache_clear", None)
+        if clear is not None:
+            clear()
     if sys.platform == "linux":
         with contextlib.suppress(AttributeError):  # only glibc has it
             ctypes.CDLL(None).malloc_trim(0)
@@ -152,6 +161,7 @@ class ProbeApp(App[None]):
         super().__init__()
         self.readonly = readonly
         self.crash: Exception | None = None
+        self._release: Timer | None = None
         for palette in PALETTES.values():
             self.register_theme(_theme(palette))
         # Before the screen exists: a later change of the theme reads every style sheet again
@@ -159,8 +169,16 @@ class ProbeApp(App[None]):
         self.use_palette(theme or default_palette())
 
     def pop_screen(self) -> AwaitComplete:
-        self.set_timer(RELEASE_AFTER, release_lines)
+        self._release_later()
         return super().pop_screen()
+
+    def on_resize(self, event: Resize) -> None:
+        self._release_later()
+
+    def _release_later(self) -> None:
+        if self._release is not None:
+            self._release.stop()
+        self._release = self.set_timer(RELEASE_AFTER, release_caches)
 
     def on_mount(self) -> None:
         loop = asyncio.get_running_loop()

@@ -450,6 +450,38 @@ def test_a_collection_is_preferred_to_a_retry() -> None:
     assert (result.retries, len(result.unclear)) == (0, 1)
 
 
+def test_a_collection_before_the_end_of_memory_is_no_unclear_release() -> None:
+    """Whether the collection or a retry released memory: one retry, and it is certain."""
+    sim = Simulator(
+        parse_conf("garbage_collection_threshold:0.4,per_process_memory_fraction:0.9"),
+        SimulatedDriver(100 * MIB),
+        device_memory=100 * MIB,
+    )
+    recorder = TraceRecorder(sim)
+    block = sim.malloc(40 * MIB)
+    assert block is not None
+    sim.free(block)
+    assert sim.malloc(95 * MIB) is None
+    result = replay_trace(recorder.trace())
+    assert result.exact
+    assert (result.retries, result.ooms, result.unclear) == (sim.retries, 1, ())
+
+
+def test_a_release_of_the_default_pool_shows_that_a_private_pool_was_held() -> None:
+    """It leaves the pool's cached memory, which it would release if the pool had no owner."""
+    sim = Simulator(parse_conf(""), SimulatedDriver())
+    recorder = TraceRecorder(sim, POOLS)
+    block, default = sim.malloc(30 * MIB, 0, 1), sim.malloc(20 * MIB)
+    assert block is not None
+    assert default is not None
+    sim.free(block)
+    sim.free(default)
+    released = len(recorder.events)
+    sim.empty_cache()
+    assert sim.device_frees == 1
+    assert replay_trace(recorder.trace()).held == {1: released}
+
+
 @pytest.mark.parametrize("ages", ["as counted", "not counted without a limit"])
 def test_a_collection_before_a_pool_helps_out(ages: str) -> None:
     """A request collects garbage, finds no memory, and is served by a pool (``use_on_oom``)."""

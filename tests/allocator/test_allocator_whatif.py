@@ -357,6 +357,23 @@ def test_one_release_returns_all_pools_without_an_owner() -> None:
     assert outcome.undecided == ()
 
 
+def test_a_release_that_frees_one_pool_releases_all_cached_memory() -> None:
+    """Only the end of a ``MemPool`` releases its own alone. Under the settings tried, the default
+    pool has cached memory, too: the recorded ones rounded a request up to what the next needed."""
+    sim = Simulator(parse_conf("roundup_power2_divisions:2"), SimulatedDriver())
+    recorder = TraceRecorder(sim, POOLS)
+    sim.free(taken(sim, 33 * MIB))
+    taken(sim, 48 * MIB)
+    sim.begin_capture(GRAPH, frozenset({0}))
+    captured = taken(sim, 30 * MIB, GRAPH)
+    sim.end_capture(GRAPH)
+    sim.free(captured)
+    sim.release_pool(GRAPH)
+    sim.empty_cache()
+    assert sim.device_frees == 1
+    assert outcome_of(sim, recorder, "", None).device_frees == Range(2, 2)
+
+
 def test_reports_name_what_was_not_recorded() -> None:
     sim = Simulator(parse_conf(""), SimulatedDriver())
     recorder = TraceRecorder(sim, POOLS)

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from examples import examples
 from gpuprobe.remedies.edits import (
-    ClearAfterLoop,
     CloneStored,
     DeleteAfterUse,
     Detach,
     Edit,
     ExpandInsteadOfRepeat,
     InsertCall,
+    LimitCache,
     LimitEntries,
     MapLocationCpu,
     NoGrad,
@@ -60,7 +60,7 @@ SIMPLE = (
     "pass",
     "d[{k}] = {m}",
 )
-INSERTING = (InsertCall, ClearAfterLoop, LimitEntries, DeleteAfterUse, ReleasePart)
+INSERTING = (InsertCall, LimitEntries, DeleteAfterUse, ReleasePart)
 HEADERS = (
     "for {n} in range({k}):",
     "while {m} < {k}:",
@@ -68,6 +68,7 @@ HEADERS = (
     "with torch.no_grad() as {n}:",
     "def f{k}({n}, {m}=None):",
     "@staticmethod\n{i}def g{k}({n}):",
+    "@functools.lru_cache({k})\n{i}def c{k}({n}):",
     "class A{k}:",
     "async def e{k}(\n{i}    {n}\n{i}):",
 )
@@ -139,8 +140,8 @@ def edits(draw: st.DrawFn, lines: int) -> Edit:
                 InsertCall(line, "gc.collect()"),
                 InsertCall(line, "gc.collect()", Where.END_OF_LOOP),
                 InsertCall(line, "torch.cuda.empty_cache()", Where.AFTER_LOOP),
-                ClearAfterLoop(line, "h"),
                 LimitEntries(line, "d", 2),
+                LimitCache(line),
             ]
         )
     )

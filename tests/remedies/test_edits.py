@@ -10,7 +10,6 @@ import pytest
 
 from gpuprobe.remedies.edits import (
     AutogradGrad,
-    ClearAfterLoop,
     CloneStored,
     DeleteAfterUse,
     Detach,
@@ -18,6 +17,7 @@ from gpuprobe.remedies.edits import (
     ExpandInsteadOfRepeat,
     FreeGradients,
     InsertCall,
+    LimitCache,
     LimitEntries,
     MapLocationCpu,
     NoGrad,
@@ -528,17 +528,34 @@ def test_entries_of_a_dictionary_are_limited() -> None:
     assert refusal("a = 1; cache[0] = a\n", LimitEntries(1, "cache", 3)) is Refusal.ONE_LINE
 
 
-def test_a_container_is_cleared_after_the_loop() -> None:
-    source = "h = []\nfor i in x:\n    h.append(f(i))\nprint(1)\n"
-    assert edited(source, ClearAfterLoop(3, "h")) == source.replace("print", "h.clear()\nprint")
-    assert refusal(f"{source}print(h)\n", ClearAfterLoop(3, "h")) is Refusal.USED_LATER
-    assert refusal(source[7:], ClearAfterLoop(2, "h")) is Refusal.NOT_A_LOCAL
-    maybe = source.replace("h = []", "if a: h = []")
-    assert refusal(maybe, ClearAfterLoop(3, "h")) is Refusal.MAY_BE_UNBOUND
-    method = "def f(self):\n    for i in x:\n        self.h.append(i)\n"
-    assert str(edited(method, ClearAfterLoop(3, "self.h"))).endswith("    self.h.clear()\n")
-    other = f"{method}\ndef g(self):\n    return self.h\n"
-    assert refusal(other, ClearAfterLoop(3, "self.h")) is Refusal.USED_LATER
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("@functools.lru_cache(maxsize=None)", "@functools.lru_cache(maxsize=1)"),
+        ("@functools.lru_cache(None, typed=True)", "@functools.lru_cache(1, typed=True)"),
+        ("@functools.lru_cache()", "@functools.lru_cache(maxsize=1)"),
+        ("@functools.lru_cache", "@functools.lru_cache(maxsize=1)"),
+        ("@functools.cache", "@functools.lru_cache(maxsize=1)"),
+        ("@staticmethod\n@functools.cache", "@staticmethod\n@functools.lru_cache(maxsize=1)"),
+    ],
+)
+def test_a_cache_is_limited(before: str, after: str) -> None:
+    source = f"import functools\n{before}\ndef f(x):\n    return x\n"
+    for line in (2, before.count("\n") + 3):
+        assert edited(source, LimitCache(line)) == source.replace(before, after)
+
+
+def test_where_no_cache_is_limited() -> None:
+    source = "from functools import cache\n@cache\ndef f(x):\n    return x\n"
+    assert edited(source, LimitCache(2)) == (
+        "import functools\n" + source.replace("@cache", "@functools.lru_cache(maxsize=1)")
+    )
+    assert refusal(source.replace("@cache\n", ""), LimitCache(2)) is Refusal.NO_STATEMENT
+    limited = "import functools\n@functools.lru_cache(1)\ndef f(x):\n    return x\n"
+    assert refusal(limited, LimitCache(3)) is Refusal.DONE_ALREADY
+    taken = source.replace("return x", "functools = x")
+    assert refusal(taken, LimitCache(2)) is Refusal.NAME_TAKEN
+    assert refusal(source, LimitCache(4)) is Refusal.NO_STATEMENT
 
 
 PENALTY = """\
@@ -566,6 +583,15 @@ def test_gradients_without_a_cycle() -> None:
     ):
         line = 6
         assert refusal(PENALTY.replace(wrong, into), AutogradGrad(line)) is Refusal.NOT_MECHANICAL
+    of_module = PENALTY.replace("in params]", "in net.parameters()]")
+    refused = refusal(of_module, AutogradGrad(6))
+    assert refused is Refusal.NOT_MECHANICAL  # the optimizer has others, as far as can be told
+    of_module = of_module.replace("SGD(params,", "SGD(net.parameters(),")
+    after = str(edited(of_module, AutogradGrad(6)))
+    assert "autograd.grad(loss, list(net.parameters()), create_graph=True)\n" in after
+    assert "in zip(net.parameters(), grads):\n" in after
+    once = PENALTY.replace("list(net.parameters())", "net.parameters()")
+    assert refusal(once, AutogradGrad(6)) is Refusal.NOT_MECHANICAL
     plain = PENALTY.replace("create_graph=True", "")
     assert refusal(plain, AutogradGrad(6)) is Refusal.DONE_ALREADY
 

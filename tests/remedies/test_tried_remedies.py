@@ -22,6 +22,7 @@ from gpuprobe.remedies.edits import (
     Detach,
     Edit,
     InsertCall,
+    LimitCache,
     MapLocationCpu,
     NoGrad,
 )
@@ -111,6 +112,21 @@ for step in range(6):
             "    for p, g in zip(params, grads):\n"
             "        p.grad = g.detach()\n",
         ),
+    ),
+    "cache": (
+        """\
+import functools
+
+@functools.cache
+def mask(length):
+    return torch.ones(length, length, device="cuda").triu()
+
+with torch.no_grad():
+    for length in range(500, 900, 20):
+        print(mask(length).sum().item())
+""",
+        LimitCache(9),
+        ("@functools.cache", "@functools.lru_cache(1)"),
     ),
     "evaluation": (
         """\
@@ -205,6 +221,35 @@ def test_the_tried_figure_is_that_of_the_edit_made_by_hand(name: str, project: P
     assert abs(applied[0] - peaks[0]) <= late
     assert applied[1] == peaks[1]
     assert abs(by_hand(elsewhere / "fixed.py")[0] - peaks[0]) <= late
+
+
+@pytest.mark.parametrize("name", ["../project/src/train.py", "link.py", "code/train.py"])
+def test_an_edit_is_in_the_program_that_runs_whatever_its_name(name: str, project: Path) -> None:
+    (project / "src").mkdir()
+    (project / "src" / "train.py").write_text(
+        "import torch\n"
+        "x = torch.zeros(1 << 20, device='cuda')\n"
+        "y = torch.zeros(1 << 20, device='cuda')\n"
+    )
+    (project / "link.py").symlink_to("src/train.py")
+    (project / "code").symlink_to("src")
+    with trials(name) as tried:
+        outcome = tried.try_remedy(RemedyRequest({name: [DeleteAfterUse(2, "x")]}), 60)
+    assert isinstance(outcome, TriedRemedy)
+    assert outcome.before_allocated - outcome.peak_allocated == 4 << 20
+
+
+def test_the_whole_file_system_is_no_project(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its copy would be a program that the edit has not changed."""
+    script = project / "train.py"
+    script.write_text("import torch\nx = torch.zeros(1 << 20, device='cuda')\n")
+    monkeypatch.chdir("/")
+    with trials(str(script)) as tried:
+        outcome = tried.try_remedy(RemedyRequest({str(script): [DeleteAfterUse(2, "x")]}), 60)
+    assert isinstance(outcome, UntriedRemedy)
+    assert "in no folder of a project" in outcome.reason
 
 
 def test_a_program_that_fails_or_computes_something_else_saves_nothing(project: Path) -> None:

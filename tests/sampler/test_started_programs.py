@@ -52,6 +52,8 @@ show("-m", "program", "0")
 show("nothing.py")
 show("broken.py")
 show("-c", "import sys; print(sys.orig_argv)")
+hook = "def hook(*error): raise LookupError"
+show("-c", f"import sys\\n{hook}\\nsys.excepthook = hook\\nimport torch\\n1 / 0")
 print(subprocess.run(["echo", "text"], capture_output=True).stdout)
 child = subprocess.Popen([sys.executable, "program.py", "wait"], stdout=subprocess.PIPE)
 child.stdout.readline()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from real_terminal import Terminal
+from textual.geometry import Region
 from textual.pilot import Pilot
 
 from gpuprobe.model.memory import AllocatorCounts
@@ -55,6 +56,21 @@ def writer(tmp_path: Path) -> Iterator[RecordingWriter]:
         write_step(made, index, (index + 1) * MIB)
     yield made
     made.close()
+
+
+async def test_layouts_of_other_sizes_leave_nothing_in_memory(
+    writer: RecordingWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpuprobe.tui.probe_app.RELEASE_AFTER", 0.01)
+    app = ViewApp(Followed(writer.path), interval=0.05)
+    async with app.run_test(size=(120, 40)) as pilot:
+        region = Region(0, 0, 3, 3)
+        region.translate((1, 1))
+        hits = Region.translate.cache_info().hits
+        region.translate((1, 1))
+        assert Region.translate.cache_info().hits == hits + 1
+        await pilot.resize_terminal(100, 30)
+        await until(pilot, lambda: Region.translate.cache_info().hits < hits)
 
 
 async def test_keys_for_help_theme_and_screenshot(

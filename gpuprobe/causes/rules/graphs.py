@@ -38,6 +38,7 @@ def diagnose(group: HeldGroup) -> Answer | Expected | None:
             "compute these gradients with torch.autograd.grad(..., create_graph=True), which "
             "stores none in .grad; or set .grad to None after their last use",
             code="torch.autograd.grad(loss, parameters, create_graph=True)",
+            edit=EditKind.AUTOGRAD_GRAD,
         )
     if group.mostly(*OF_A_MODEL):
         return EXPECTED

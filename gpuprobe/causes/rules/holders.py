@@ -51,6 +51,7 @@ def diagnose(group: HeldGroup) -> Answer | None:
             else "limit the cache (maxsize), or do not cache tensors: a cache of a method keeps "
             "its object, too",
             code="" if of_object else "@functools.lru_cache(maxsize=1)",
+            edit=EditKind.NONE if of_object else EditKind.LIMIT_CACHE,
         )
     result = _is_result(group, holder)
     if not result and (holder.container is not None or len(holder.path) > 1):
