@@ -250,7 +250,7 @@ def _gradients_without_cycle(place: _Place) -> Iterator[Edit]:
 _EDITS: Final[Mapping[EditKind, Callable[[_Place], Iterator[Edit]]]] = {
     EditKind.DETACH: lambda place: chain(_detachments(place), _without_graph(place)),
     EditKind.TO_CPU: lambda place: chain(_moves(place), _deletions(place)),
-    EditKind.LIMIT: _limits,
+    EditKind.LIMIT_ENTRIES: _limits,
     EditKind.DELETE: _deletions,
     EditKind.CLONE: _clones,
     EditKind.FOREACH: _optimizers,

@@ -115,7 +115,7 @@ def kept_to_be_read(group: HeldGroup, text: ProgramText) -> Answer | None:
         " and would have to move each back to the GPU. Not tried: a narrower type (.half()), which "
         "halves float32",
         code="" if limit is None else ": ".join(limit.rows),
-        edit=EditKind.LIMIT,
+        edit=EditKind.LIMIT_ENTRIES,
     )
 
 
