@@ -14,6 +14,7 @@
     │   ├── UnsupportedSchema       written by a newer major version                  exit 4
     │   └── SnapshotError           a snapshot that is malformed, or not safe to load exit 4
     ├── ProgramFailed               the recorded program ended with an exception      exit 5
+    │   ├── DoesNotFit              it needs more than a GPU can have: an answer       exit 1
     │   ├── ValueNeeded             the program needs a value that is not computed    exit 5
     │   └── NotModelled             a simulated GPU cannot compute an operation       exit 5
     ├── InternalError               gpuprobe contradicts itself: a bug                exit 70
@@ -31,6 +32,7 @@ __all__ = [
     "ConfigError",
     "CostMeasured",
     "DataError",
+    "DoesNotFit",
     "DriverUnavailable",
     "EnvironmentUnavailable",
     "GpuprobeError",
@@ -114,6 +116,10 @@ class SnapshotError(DataError):
 
 class ProgramFailed(GpuprobeError):
     """The recorded program ended with an exception."""
+
+
+class DoesNotFit(ProgramFailed):
+    """A program requests more memory at once than any GPU can have, so its peak is unknown."""
 
 
 class ValueNeeded(ProgramFailed, RuntimeError):

@@ -26,10 +26,10 @@ from gpuprobe.model.text import cut, visible
 
 _INSTRUCTIONS: Final = (
     "GPU memory of PyTorch programs: whether a training script fits on a GPU (estimate, fit) or a "
-    "model does, by its name (estimate_model), "
+    "model does, by its name (estimate_model), why its memory is full and what helps (explain), "
     "where the memory of a recording went (report, diff, replay), races between streams (hazards), "
-    "and the state of this machine's GPUs (info, doctor). No tool needs a GPU. estimate, fit and "
-    "hazards execute the script; the others only read. Sizes are bytes."
+    "and the state of this machine's GPUs (info, doctor). No tool needs a GPU. estimate, fit, "
+    "explain and hazards execute the script; the others only read. Sizes are bytes."
 )
 _MOST_COLUMNS: Final = 1000
 _LISTS_NAMED: Final = 8

@@ -346,6 +346,28 @@ def hazards(
     return found
 
 
+def explain(
+    notify: Notify,
+    script: Script,
+    arguments: Arguments = [],  # noqa: B006
+    gpu: Gpu = "h100-80gb",
+    compute: Compute = "auto",
+    max_seconds: Annotated[
+        float, Parameter("the time for all runs of the script, in seconds", least=1)
+    ] = 120.0,
+) -> object:
+    """Explain what the memory at a script's peak is for: what is not needed, its line, what holds
+    it, and a fix with what it saves, as a patch where it was tried. Executes the script several
+    times on a simulated GPU. Sizes are bytes.
+    """
+    from gpuprobe.api.explain import Subject, explain
+    from gpuprobe.api.watch import program
+
+    program(script, arguments)  # raises an error for a script that does not exist
+    subject = Subject(script, arguments, gpu=gpu, compute=compute)
+    return explain(subject, budget=max_seconds, notify=notify)
+
+
 class Tool(NamedTuple):
     """A tool: its function, and whether it executes a script."""
 
@@ -370,6 +392,7 @@ TOOLS: Final = {
         Tool(estimate, runs_script=True),
         Tool(estimate_model),
         Tool(fit, runs_script=True),
+        Tool(explain, runs_script=True),
         Tool(report),
         Tool(diff),
         Tool(replay),

@@ -24,7 +24,7 @@ from gpuprobe.model.actions import ALLOC, FREE_COMPLETED, FREE_REQUESTED, OOM, S
 from gpuprobe.model.io.files import gc_paused
 from gpuprobe.model.memory import Block as BlockRow
 from gpuprobe.model.memory import BlockState, Segment, TraceAction
-from gpuprobe.model.text import human_bytes
+from gpuprobe.model.text import human_bytes, plural
 from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
 
 POOLS_NOT_RECORDED: Final = (
@@ -174,7 +174,7 @@ def _attempt(
         )
     if state.unplaced:
         run.notes.append(
-            f"{len(state.unplaced)} blocks from before the trace are in no known segment"
+            f"in no known segment: {plural(len(state.unplaced), 'block')} from before the trace"
         )
     return run
 
@@ -453,7 +453,7 @@ def _difference(mine: Segment, theirs: Segment) -> tuple[str, str] | None:
         if a_key != b_key:
             return f"has block {_shown(a_key)}", f"has block {_shown(b_key)}"
     if len(ours) != len(recorded):
-        return f"has {len(ours)} blocks", f"has {len(recorded)} blocks"
+        return f"has {plural(len(ours), 'block')}", f"has {plural(len(recorded), 'block')}"
     return None
 
 

@@ -12,6 +12,7 @@ from gpuprobe.allocator.replay import Divergence, TraceReplay, replay_trace
 from gpuprobe.allocator.settings import parse_conf
 from gpuprobe.allocator.whatif import SettingsAdvice, WhatIfOutcome
 from gpuprobe.errors import UsageError
+from gpuprobe.model.text import plural
 from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
 from gpuprobe.model.values import Displayed
 
@@ -50,7 +51,7 @@ class ReplayResult(Displayed):
 
     def __repr__(self) -> str:
         how = "exact" if self.exact else "not exact"
-        return f"<replay of {self.path or 'a trace'}: {how}, {len(self.traces)} traces>"
+        return f"<replay of {self.path or 'a trace'}: {how}, {plural(len(self.traces), 'trace')}>"
 
     @property
     def exact(self) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil, sqrt
+from typing import Final
 
 from gpuprobe.analysis.peak.peaks import HighWater, PeakSite, Share, by_line, high_water, window_of
 from gpuprobe.errors import DataError
@@ -35,6 +36,10 @@ _LEAST_STEPS = 4
 
 _MOSTLY = 0.8
 """The share of steps that must have grown: one evaluation in between may free something."""
+
+MANY_STEPS: Final = 10_000
+"""The steps of a long training: what each leaves behind matters by what these leave. Numbers for a
+plot never do."""
 
 MINIMUM_SHARE = 0.01
 """The share of the peak below which growth is ignored: lists of losses and counters grow too, and

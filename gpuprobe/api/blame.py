@@ -13,7 +13,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from gpuprobe.analysis.baseline.model import Baseline, CheckResult, MetricResult, simulated_gpu
+from gpuprobe.analysis.baseline.model import (
+    Baseline,
+    CheckResult,
+    MetricResult,
+    important_first,
+    simulated_gpu,
+)
 from gpuprobe.analysis.blame.blame import SourceGraph
 from gpuprobe.analysis.blame.hunks import (
     Hunk,
@@ -357,7 +363,7 @@ class Blaming:
             text += " as well"
         text += f" saves {amount_of(tried.saved, metric.delta, metric.unit)}"
         if metric.name == "growth_per_step":
-            text += " per step"
+            text += " requested per step"
         if tried.saved > metric.delta * (1 + _LEFT):
             text += ", more than the growth, because other changes save memory"
         largest = next((row for row in metric.rows or () if row.delta > 0), None)
@@ -443,7 +449,8 @@ def without_trials(result: CheckResult, change: _Change | str, reason: str) -> C
         return ranked(metric, change, order, reason)
 
     metrics, phases = (tuple(map(of, items)) for items in (result.metrics, result.phases))
-    cause = next((m.cause for m in (*metrics, *phases) if m.regressed and m.cause), result.cause)
+    important = important_first(metrics, phases)
+    cause = next((metric.cause for metric in important if metric.cause), result.cause)
     return replace(
         result,
         metrics=metrics,

@@ -7,6 +7,7 @@ change that is tried.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -23,7 +24,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from gpuprobe.analysis.growth import Growth, growth_of
+from gpuprobe.analysis.growth import MANY_STEPS, Growth, growth_of
 from gpuprobe.analysis.peak.needs import Biographies, needs_at
 from gpuprobe.analysis.peak.peaks import (
     HighWater,
@@ -64,7 +65,6 @@ from gpuprobe.causes.find import (
 from gpuprobe.causes.groups import LEAST, LEAST_EFFECT, blocks_at, copied
 from gpuprobe.causes.lines import capture_line, loop_line, stored_as, storing_lines
 from gpuprobe.causes.recorded import (
-    MANY_STEPS,
     cause_of,
     certain_causes,
     growth_cause,
@@ -78,7 +78,12 @@ from gpuprobe.causes.replays import Smaller, by_graph
 from gpuprobe.causes.rules import graphs, pinned
 from gpuprobe.causes.rules.fragments import FRAGMENTS
 from gpuprobe.causes.rules.gradients import LATE_GRADIENTS
-from gpuprobe.causes.rules.holders import late_variable
+from gpuprobe.causes.rules.holders import (
+    KEPT_TENSORS,
+    kept_to_be_read,
+    late_variable,
+    without_copies,
+)
 from gpuprobe.causes.rules.joins import GROWN
 from gpuprobe.causes.variables import Variables
 from gpuprobe.errors import DataError, ProgramFailed
@@ -176,12 +181,13 @@ class Subject:
 
 class _Outcome(NamedTuple):
     """What came of trying edits: the ``effect``, and the ``edit`` that has it, None if it is the
-    replayed one. ``refuted``: the changed program needs as much.
+    replayed one. ``refuted``: the changed program needs as much; ``failed``: it fails.
     """
 
     effect: Effect
     edit: EditCandidate | None = None
     refuted: bool = False
+    failed: bool = False
 
     @property
     def helped(self) -> bool:
@@ -535,25 +541,28 @@ class _Explaining:
             *(["--endless"] if endless else []),
             *("--output", str(output), *(["--"] if subject.command else []), *subject.words),
         ]
-        with subprocess.Popen(
-            command,
-            env={**os.environ, **self._environment, **(environment or {})},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            preexec_fn=end_with_parent,
-        ) as process:
+        # No pipe: a process that the program has started may have it open after the program's end.
+        with (
+            tempfile.TemporaryFile("w+", errors="replace", dir=self._folder) as errors,
+            subprocess.Popen(
+                command,
+                env={**os.environ, **self._environment, **(environment or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                preexec_fn=end_with_parent,
+            ) as process,
+        ):
             try:
-                _, errors = process.communicate(timeout=max(1.0, left))
+                process.wait(timeout=max(1.0, left))
             except subprocess.TimeoutExpired:
                 _stop(process)
                 return None
             except BaseException:  # Ctrl-C
                 process.kill()
                 raise
-        return subprocess.CompletedProcess(command, process.returncode, "", errors)
+            errors.seek(0)
+            return subprocess.CompletedProcess(command, process.returncode, "", errors.read())
 
     def _holders(self, lives: Biographies, mark: HighWater, *, failed: bool) -> _Held | None:
         """What holds the memory that is not needed; None if unknown."""
@@ -628,6 +637,8 @@ class _Explaining:
             group = others
             if self._triable:
                 tried = self._best(edits, effect)
+                if tried.failed:
+                    one = one.answered(without_copies(one.answer))
                 holder = one.group.holder
                 # An attribute may have to be released in a method, which has no name of this one.
                 whole = one.answer.edit in _WHOLE_REMEDIES and not (holder and holder.of_object)
@@ -771,7 +782,11 @@ class _Explaining:
             return diagnosed
         for path in files_of(diagnosed, self._script):
             text = _text(path)
-            answer = None if text is None else graphs.retained(diagnosed.group, text)
+            if text is None:
+                continue
+            answer = graphs.retained(diagnosed.group, text)
+            if answer is None and diagnosed.answer.rule == KEPT_TENSORS:
+                answer = kept_to_be_read(diagnosed.group, text)
             if answer is not None:
                 return diagnosed._replace(answer=answer)
         if diagnosed.answer.rule == graphs.OF_THIS_CALL:
@@ -847,8 +862,9 @@ class _Explaining:
             note = "an edit was tried, and did not help"
             effect = replace(replayed, bound=Bound.OR_MORE, note=note)
             return _Outcome(effect, refuted=True)
-        why = "not tried" if isinstance(result, UntriedRemedy) else "an edit was tried, and failed"
-        return _Outcome(replace(replayed, note=f"{why}: {result.reason}"))
+        failed = not isinstance(result, UntriedRemedy)
+        why = "an edit was tried, and failed" if failed else "not tried"
+        return _Outcome(replace(replayed, note=f"{why}: {result.reason}"), failed=failed)
 
 
 def _ranked(
@@ -1043,14 +1059,23 @@ def _text(path: str) -> ProgramText | None:
     return None if isinstance(found, Refused) else found
 
 
-def _stop(process: subprocess.Popen[str]) -> None:
-    """As Ctrl-C does, so that what holds memory is recorded; or at once, if that has no effect."""
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """As Ctrl-C does, so that what holds memory is recorded; or at once, if that has no effect.
+    What the program has started ends, too."""
+    import psutil  # 15 ms, only for programs that are stopped
+
+    started: list[psutil.Process] = []
+    with contextlib.suppress(psutil.Error):
+        started = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)
     try:
-        process.communicate(timeout=_LAST_SECONDS)
+        process.wait(timeout=_LAST_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.communicate()
+        process.wait()
+    for one in started:
+        with contextlib.suppress(psutil.Error):  # it has ended
+            one.kill()
 
 
 def _pinned(recording: Recording) -> Iterator[str]:

@@ -53,10 +53,12 @@ def detect_hazards(gpu: str | None = None) -> Iterator[Hazards]:
     from gpuprobe.bytecode import write_whole
     from gpuprobe.hazards.findings.results import Hazards, ending
     from gpuprobe.patching import Patches
+    from gpuprobe.program_warnings import follow
 
     write_whole()
     found, patches = Hazards(), Patches()
     with _on_a_gpu(gpu):
+        follow(patches)
         from gpuprobe.hazard_watch.hooks import install  # it imports torch
         from gpuprobe.hazard_watch.results import fill
         from gpuprobe.hazard_watch.source import EventSource

@@ -26,7 +26,7 @@ from gpuprobe.model.place import Place, SourceLine
 from gpuprobe.model.rules import define
 from gpuprobe.model.run.session import DeviceWindow
 from gpuprobe.model.text import human_bytes
-from gpuprobe.model.trace import MemoryTrace
+from gpuprobe.model.trace import GRAD_OFF, GRAD_ON, MemoryTrace
 from gpuprobe.model.values import Unavailable
 
 RULES = tuple(
@@ -34,6 +34,7 @@ RULES = tuple(
     for id, title in (
         ("expandable-segments", "Much reserved memory is not allocated"),
         ("graph-pools", "Free memory is in private pools of CUDA graphs"),
+        ("kept-results", "Results that are kept for later dominate the peak"),
         ("checkpoint", "Activations dominate the peak, and none are recomputed"),
         ("chunked-loss", "Logits and what the loss makes of them dominate the peak"),
         ("smaller-batch", "Activations dominate the peak"),
@@ -71,6 +72,9 @@ class AdviceFacts:
     shares: dict[Category, int] = field(init=False, default_factory=dict)
     loss: Mapping[Category, int] = field(init=False, default_factory=dict)
     """The part of ``shares`` that has as many elements as the log-probabilities of a loss."""
+    kept: int = field(init=False, default=0)
+    """The bytes of activations in ``shares`` that are not for a backward pass: results that the
+    program keeps for later."""
     needed: bool = field(init=False, default=False)
     """Whether ``shares`` has only what the program needs then: the rest has causes."""
 
@@ -82,7 +86,9 @@ class AdviceFacts:
             self.needed = True
             self.trains = self.trains and not _without_backward(lives, self.mark.event)
             self.loss = _of_a_loss(lives, self.mark.event)
-            self.mark = _chosen(self.mark, _needed_rows(self.mark))
+            rows = _needed_rows(self.mark)
+            self.kept = _kept_for_later(lives, self.mark, rows)
+            self.mark = _chosen(self.mark, rows)
         self.shares = {Category(s.key): s.bytes for s in by_category(self.mark)}
 
     @property
@@ -147,7 +153,8 @@ def _only(mark: HighWater, category: Category) -> HighWater:
 
 def _without_backward(lives: Biographies, event: int) -> bool:
     """Whether most activations that are used after an event are not for a backward pass, as in an
-    evaluation.
+    evaluation. Those that the trace ends with, and that have a graph, may be for one, as if memory
+    ran out in the forward pass.
     """
     ledger = lives.ledger
     needs = lives.needs(event).items()
@@ -165,7 +172,10 @@ def _without_backward(lives: Biographies, event: int) -> bool:
         for row, phase in zip(rows, phases, strict=True)
         if not strings[phase].startswith("backward")
     ]
-    return 2 * sum(other) > sum(ledger.size[row] for row in rows)
+    left = [row for row, need in needs if need is Need.OPEN and row < ledger.made]
+    modes = ledger.values("grad", left)
+    saved = sum(ledger.size[row] for row, mode in zip(left, modes, strict=True) if mode == GRAD_ON)
+    return 2 * sum(other) > saved + sum(ledger.size[row] for row in rows)
 
 
 def _needed_rows(mark: HighWater) -> list[int]:
@@ -196,6 +206,24 @@ def _chosen(mark: HighWater, rows: Sequence[int]) -> HighWater:
 
 
 _LOG_SOFTMAX: Final = "_log_softmax"
+
+
+def _kept_for_later(lives: Biographies, mark: HighWater, rows: Sequence[int]) -> int:
+    """The bytes of activations, among these blocks of the mark, that no forward pass made for its
+    backward pass: made while gradients were disabled, or in an earlier step and not freed by a
+    backward pass of this one.
+    """
+    alive = lives.ledger.alive(mark.event)
+    modes = lives.ledger.values("grad", alive)
+    return sum(
+        mark.size[at]
+        for at in rows
+        if mark.category[at] == Category.ACTIVATION.code
+        and (
+            modes[at] == GRAD_OFF
+            or (mark.is_baseline[at] and not lives.freed_in_backward(alive[at]))
+        )
+    )
 
 
 def _of_a_loss(lives: Biographies, event: int) -> dict[Category, int]:
@@ -353,8 +381,26 @@ def _reserved(trace: MemoryTrace) -> int:
     return sum(segment.total_size for segment in trace.segments)
 
 
+def _kept_results(evidence: AdviceFacts) -> Iterator[Suggestion]:
+    count, total = evidence.kept, sum(evidence.shares.values())
+    if not total or count < _DOMINATES * total:
+        return
+    line = evidence.line(Category.ACTIVATION)
+    where = "" if line is None else f", most of them from {line.key}"
+    yield Suggestion(
+        "kept-results",
+        "Keep fewer of the results, or keep them in a narrower type.",
+        ".half()",
+        f"results of earlier steps, or without gradients, are {evidence.part(count, count / total)}"
+        f"{where}",
+        count // 2,
+    )
+
+
 def _activations(evidence: AdviceFacts) -> Iterator[Suggestion]:
-    count, share = evidence.share(Category.ACTIVATION)
+    count = evidence.share(Category.ACTIVATION)[0] - evidence.kept
+    total = sum(evidence.shares.values())
+    share = count / total if total else 0.0
     if share < _DOMINATES or not evidence.trains:
         return
     line = evidence.line(Category.ACTIVATION)
@@ -471,5 +517,5 @@ def _untraced(evidence: AdviceFacts) -> Iterator[Suggestion]:
 
 
 _Rule: TypeAlias = Callable[[AdviceFacts], Iterator[Suggestion]]
-_OF_NEEDED: tuple[_Rule, ...] = (_activations, _loss, _temporaries, _optimizer_state)
+_OF_NEEDED: tuple[_Rule, ...] = (_activations, _kept_results, _loss, _temporaries, _optimizer_state)
 _RULES: tuple[_Rule, ...] = (_fragmented, *_OF_NEEDED, _unused_gpu, _untraced)

@@ -15,6 +15,7 @@ class EditKind(Enum):
     DELETE = "delete"  # the variable after its last use
     MAP_LOCATION = "map_location"  # of torch.load, "cpu"
     TO_CPU = "to_cpu"  # what is stored at the line that keeps it
+    LIMIT_ENTRIES = "limit_entries"  # the entries, at the line that stores one
     COLLECT = "collect"  # gc.collect() after each step
     CLONE = "clone"  # what is stored at the line that keeps it
     NO_GRAD = "no_grad"  # around the line that makes it

@@ -11,6 +11,7 @@ from gpuprobe.causes.answer import EditKind
 from gpuprobe.causes.find import Diagnosed
 from gpuprobe.causes.groups import HeldGroup
 from gpuprobe.causes.lines import stored_as
+from gpuprobe.causes.rules.holders import limited_entries
 from gpuprobe.model.place import NoPlace, Place
 from gpuprobe.model.run.holders import Holder, HolderRoot
 from gpuprobe.remedies.edits import (
@@ -215,6 +216,13 @@ def _where_made(edit: Callable[[int], Edit]) -> Callable[[_Place], Iterator[Edit
 _detachments: Final = _where_stored(lambda line, every: Detach(line, every=every))
 
 
+def _limits(place: _Place) -> Iterator[Edit]:
+    for line in place.stored:
+        edit = limited_entries(place.group, line)
+        if edit is not None:
+            yield edit
+
+
 def _without_graph(place: _Place) -> Iterator[Edit]:
     """Without gradients, at the line that made it, or that called the function which did."""
     for frame in place.group.main.frames:
@@ -242,6 +250,7 @@ def _gradients_without_cycle(place: _Place) -> Iterator[Edit]:
 _EDITS: Final[Mapping[EditKind, Callable[[_Place], Iterator[Edit]]]] = {
     EditKind.DETACH: lambda place: chain(_detachments(place), _without_graph(place)),
     EditKind.TO_CPU: lambda place: chain(_moves(place), _deletions(place)),
+    EditKind.LIMIT_ENTRIES: _limits,
     EditKind.DELETE: _deletions,
     EditKind.CLONE: _clones,
     EditKind.FOREACH: _optimizers,

@@ -13,6 +13,8 @@ from gpuprobe.remedies.text import FUNCTIONS, LOOPS, ProgramText
 _STORING: Final = frozenset(
     ("append", "appendleft", "add", "extend", "insert", "put", "put_nowait", "setdefault", "update")
 )
+_READING: Final = frozenset(("get", "items", "values", "setdefault"))
+_MOVING: Final = frozenset(("to", "cuda", "cpu", "item", "tolist", "numpy", *_STORING))
 _CONTAINERS: Final = frozenset(("dict", "list", "set", "deque", "defaultdict", "OrderedDict"))
 
 
@@ -72,6 +74,40 @@ def stored_as(text: ProgramText, line: int, name: str) -> str:
                 if _name(target) == name:
                     return ast.unparse(target)
     return ""
+
+
+def reading_line(text: ProgramText, name: str, depth: int) -> int:
+    """The first line that reads an element of a container with this name, or of one ``depth``
+    subscripts into it, and neither moves the element to a device nor makes it a number; 0 if there
+    is none.
+    """
+    lines = [
+        node.lineno
+        for node in ast.walk(text.tree)
+        if isinstance(node, ast.expr)
+        and _reads_element(node, name, depth)
+        and not _is_method(text.parents.get(node), _MOVING)
+    ]
+    return min(lines, default=0)
+
+
+def _reads_element(node: ast.expr, name: str, depth: int) -> bool:
+    """Whether an expression is an element, or makes all of them available."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        inner, known = node.func.value, node.func.attr in _READING
+    elif isinstance(node, ast.Subscript):
+        inner, known = node.value, isinstance(node.ctx, ast.Load)
+    else:
+        return False
+    for _ in range(depth):
+        if not isinstance(inner, ast.Subscript):
+            return False
+        inner = inner.value
+    return known and not isinstance(inner, ast.Subscript) and _name(inner) == name
+
+
+def _is_method(node: ast.AST | None, names: frozenset[str]) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr in names
 
 
 def retaining_line(text: ProgramText, name: str) -> int:

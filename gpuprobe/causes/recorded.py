@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from gpuprobe.analysis.evaluation import WITH_GRADIENTS
-from gpuprobe.analysis.growth import MINIMUM_SHARE, Growth, keeper, rise_of
+from gpuprobe.analysis.growth import MANY_STEPS, MINIMUM_SHARE, Growth, keeper, rise_of
 from gpuprobe.analysis.peak.needs import Biographies
 from gpuprobe.analysis.peak.peaks import HighWater, PeakSite, by_category, live_at, window_of
 from gpuprobe.analysis.trace.ledger import ledger_of
@@ -24,7 +24,7 @@ from gpuprobe.causes.groups import LEAST_EFFECT, HeldBlock, HeldGroup
 from gpuprobe.causes.replays import RunPeak, over_all_steps
 from gpuprobe.causes.rules import cycles, graphs
 from gpuprobe.causes.rules.gradients import LATE_GRADIENTS
-from gpuprobe.causes.rules.holders import LEAST_OF_A_STEP
+from gpuprobe.causes.rules.holders import BY_KEY, LEAST_OF_A_STEP
 from gpuprobe.causes.wording import kept_in
 from gpuprobe.errors import DataError
 from gpuprobe.model.actions import OOM
@@ -428,11 +428,6 @@ def _container(holder: Holder) -> str:
     return re.sub(r"\[[^\]]*\]", "[]", holder.name)
 
 
-MANY_STEPS: Final = 10_000
-"""The steps after which what grows has to be `LEAST_EFFECT` of the peak: numbers for a plot never
-are."""
-
-
 def kept_causes(site: PeakSite, known: Sequence[MemoryCause]) -> Iterator[MemoryCause]:
     """The holders that keep more and more, though it may be a small part of the peak: it has no
     end. Those of ``known`` causes are left out.
@@ -591,6 +586,11 @@ def _keep_none(kept: Holder) -> tuple[str, str]:
     instead = "copies on the CPU without their graph"
     if kept.bytes <= _A_NUMBER * kept.tensors:
         instead = f"keep numbers (loss.item()), or {instead}"
+    elif kept.kind in BY_KEY:
+        return (
+            f"limit the entries of {where}, or keep {instead} if nothing on the GPU reads them",
+            "",
+        )
     else:
         instead = f"drop those that are not needed any more, or keep {instead}"
     return f"keep no tensors in {where}: {instead}", ".detach().cpu()"

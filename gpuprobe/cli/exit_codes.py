@@ -17,6 +17,7 @@ _BY_ERROR: tuple[tuple[type[errors.GpuprobeError], int], ...] = (
     (errors.UsageError, USAGE),
     (errors.EnvironmentUnavailable, ENVIRONMENT),
     (errors.DataError, BAD_DATA),
+    (errors.DoesNotFit, FINDINGS),
     (errors.ProgramFailed, PROGRAM_FAILED),
     (errors.InternalError, INTERNAL),
     (errors.Interrupted, INTERRUPTED),

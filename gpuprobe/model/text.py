@@ -156,3 +156,10 @@ def wrapped(text: str, prefix: str, columns: int) -> Iterator[str]:
             line, fresh = indent, True
         line += word if fresh else " " + word
     yield line
+
+
+def plural(number: int, noun: str) -> str:
+    """A count of things: ``1 step``, ``1,200 steps``. A noun that ends in ``s`` gets ``es``."""
+    if number != 1:
+        noun += "es" if noun.endswith("s") else "s"
+    return f"{number:,} {noun}"

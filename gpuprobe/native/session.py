@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from gpuprobe import program_warnings
 from gpuprobe.catalogue.gpu_model import GpuModel
 from gpuprobe.catalogue.gpus import parse_spec
 from gpuprobe.clocks import time
 from gpuprobe.errors import GpuprobeError, TooLate, ValueNeeded
 from gpuprobe.file_changes import wrap_torch_writer
 from gpuprobe.kept_files import discarded
-from gpuprobe.model.text import human_bytes
+from gpuprobe.model.text import human_bytes, plural
 from gpuprobe.native import hidden, process
 from gpuprobe.native.calls import NativeCalls
 from gpuprobe.native.launches import NativeLaunches
@@ -178,7 +179,7 @@ class NativeSession:
                 for name in kernels[:_MOST_KERNELS]
             ),
             *(
-                (f"the same for {len(kernels) - _MOST_KERNELS} other kernels",)
+                (f"the same for {plural(len(kernels) - _MOST_KERNELS, 'other kernel')}",)
                 if len(kernels) > _MOST_KERNELS
                 else ()
             ),
@@ -242,6 +243,7 @@ class NativeSession:
         from gpuprobe.native.jobs import groups
 
         self._patches = Patches()
+        program_warnings.follow(self._patches)
         if self.runtime is not None:
             self.runtime.collectives.name_places(groups.place_in_job)
             self.runtime.collectives.alone(self._job is not None)

@@ -14,6 +14,7 @@ import torch
 
 from gpuprobe.errors import (
     DataError,
+    DoesNotFit,
     GpuprobeError,
     ProgramFailed,
     TooLarge,
@@ -23,6 +24,7 @@ from gpuprobe.errors import (
 from gpuprobe.kept_files import KeptFiles
 from gpuprobe.model.plans.estimate import Estimate
 from gpuprobe.model.plans.request import EstimateRequest
+from gpuprobe.model.text import human_bytes, plural
 from gpuprobe.native.measurement import NativeMeasurement
 from gpuprobe.planning.figures import estimate_of
 from gpuprobe.planning.first_epoch import STEPS_FOR_LINES, EpochLimit, FirstEpoch
@@ -230,7 +232,8 @@ class EstimatedProgram(EstimatedFunction):
                     "that an estimate needs",
                     hint="give it more time: --max-seconds N; or less to compute: --compute shapes",
                 )
-            where = f"after {self._most:g} s (--max-seconds), {steps} of {self._steps} steps"
+            where = f"after {self._most:g} s (--max-seconds), {steps} of "
+            where += plural(self._steps, "step")
         if not made_optimizer():
             where += ", counted by backward passes as it has no optimizer"
         if self.waits:
@@ -249,9 +252,10 @@ class EstimatedProgram(EstimatedFunction):
             return self._without_host_memory(error)
         size = beyond_any_gpu(error)
         if size:
-            return ProgramFailed(
-                f"does not fit on any GPU: at {place_in(error)} the program asks for "
-                f"{size} at once, more than this machine has addresses for"
+            return DoesNotFit(
+                f"does not fit on any GPU: {place_in(error)} requests {human_bytes(size)} at once, "
+                "more than this machine has addresses for",
+                hint="gpuprobe fit searches the largest batch that fits",
             )
         text = f"the program failed at {place_in(error)}: {described(error)}"
         if program_error(error).lacks_launcher:

@@ -295,7 +295,7 @@ def _exact(first: Attempt, exact: Callable[[str, float], Estimate]) -> Estimate:
             why = f"with all values {large}"
         except ProgramFailed as failed:
             why = f"a second run failed: {failed}"
-    return replace(first.estimate, compute_why=f"{place} decides by one, see below; {why}")
+    return replace(first.estimate, compute_why=f"{place} decides by one, see Assumed; {why}")
 
 
 def estimate_on_gpus(

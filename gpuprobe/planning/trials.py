@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from gpuprobe import processes
-from gpuprobe.errors import DataError, ProgramFailed, TooLarge
+from gpuprobe.errors import DataError, DoesNotFit, ProgramFailed, TooLarge
 from gpuprobe.model.io.codec import to_plain
 from gpuprobe.model.plans.estimate import Estimate
 from gpuprobe.model.plans.request import EstimateRequest, PriceList
@@ -75,6 +75,7 @@ def failure(document: Document, before: str = "", after: str = "") -> ProgramFai
     memory of the GPU. ``before`` and ``after`` surround its text.
     """
     kind = DataError if document.get("without_gpu") else ProgramFailed
+    kind = DoesNotFit if document.get("too_much") else kind
     return kind(f"{before}{document['error']}{after}", hint=document.get("hint", ""))
 
 

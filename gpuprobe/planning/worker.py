@@ -12,7 +12,14 @@ import json
 import sys
 from typing import Any
 
-from gpuprobe.errors import DataError, GpuprobeError, ProgramFailed, TooLarge, ValueNeeded
+from gpuprobe.errors import (
+    DataError,
+    DoesNotFit,
+    GpuprobeError,
+    ProgramFailed,
+    TooLarge,
+    ValueNeeded,
+)
 from gpuprobe.model.io.codec import from_plain
 from gpuprobe.model.plans.request import DEFAULT_GPU, EstimateRequest
 from gpuprobe.planning.estimates import estimate_program, load_simulated
@@ -63,6 +70,7 @@ def _document(request: EstimateRequest) -> Document:
             "error": f"{error}" if cause is None or needs_value else described(cause),
             "hint": error.hint,
             "needs_value": needs_value,
+            "too_much": isinstance(error, DoesNotFit),
             "without_gpu": isinstance(error, DataError),
         }
 

@@ -12,7 +12,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuprobe.model.text import amount, amount_delta, human_bytes, human_delta
+from gpuprobe.model.text import amount, amount_delta, human_bytes, human_delta, plural
+from gpuprobe.pytest_plugin.leaks import left_behind
 from gpuprobe.pytest_plugin.limits import Limits
 from gpuprobe.pytest_plugin.loading import RequestedGpu
 
@@ -101,6 +102,7 @@ class Meter:
         self._baseline: Baseline | None = None
         self._peaks: tuple[int, int] | None = None
         self._left = 0
+        self._leaks: tuple[str, ...] = ()
 
     # -- for the test
 
@@ -208,7 +210,10 @@ class Meter:
         now = _settled(self._start)
         self._left = sum(max(0, b - a) for a, b in zip(self._start, now, strict=True))
         if self._left and not limits.leaks:
-            self._left = max(0, self._left - _fixture_bytes(self._item))
+            kept, root = _fixture_memory(self._item), self._item.config.rootpath
+            self._left = max(0, self._left - sum(kept.values()))
+            if self._left and path.exists():
+                self._leaks = tuple(left_behind(path, root, _blocks(), kept))
 
     def _count_own(self, path: Path) -> None:
         """Read what the test is compared by from its recording, and its own peaks if other memory
@@ -281,7 +286,8 @@ class Meter:
                     f"{name}={human_bytes(limit)}"
                 )
         if not limits.leaks and self._left:
-            yield f"{human_bytes(self._left)} are still allocated after the test (leaks=False)"
+            text = f"{human_bytes(self._left)} are still allocated after the test (leaks=False)"
+            yield "\n    ".join((text, *self._leaks))
         if self._hazards is not None:
             yield from self._hazard_problems(self._hazards)
         if limits.regression is not None:
@@ -296,7 +302,7 @@ class Meter:
         count = sum(row.count for row in rows)
         if most is not None and count > most:
             places = "; ".join(f"{row.reason} at {row.location}" for row in rows[:5])
-            yield f"{count} implicit synchronisations, at most {most} allowed: {places}"
+            yield f"{plural(count, 'implicit synchronisation')}, at most {most} allowed: {places}"
 
     def _regression(self) -> Iterator[str]:
         from gpuprobe.api.check import compare, compare_test, with_modules, without_texts
@@ -445,9 +451,9 @@ def _settled(expected: Sequence[int] | None = None) -> list[int]:
     return found
 
 
-def _fixture_bytes(item: pytest.Item) -> int:
-    """Bytes of the gradients and of the optimizer state of the test's fixtures, rounded to 512 like
-    by the allocator. They end with the fixtures and are not a leak.
+def _fixture_memory(item: pytest.Item) -> dict[int, int]:
+    """By address, the bytes of the gradients and of the optimizer state of the test's fixtures,
+    rounded to 512 like by the allocator. They end with the fixtures and are not a leak.
     """
     import torch
 
@@ -465,7 +471,8 @@ def _fixture_bytes(item: pytest.Item) -> int:
             parameters[id(value)] = value
     grads = [p.grad for p in parameters.values() if p.is_leaf and p.grad is not None]
     tensors.update((id(grad), grad) for grad in grads)
-    return sum(-(-t.untyped_storage().nbytes() // 512) * 512 for t in tensors.values() if t.is_cuda)
+    storages = [one.untyped_storage() for one in tensors.values() if one.is_cuda]
+    return {one.data_ptr(): -(-one.nbytes() // 512) * 512 for one in storages}
 
 
 def _values(fixtures: Iterable[object], depth: int = 3) -> Iterator[object]:

@@ -174,6 +174,22 @@ class LimitCache:
 
 
 @dataclass(frozen=True)
+class LimitEntries:
+    """Drop the oldest entries of a dictionary beyond ``most`` after the line that stores one, as
+    ``container[key] = value``."""
+
+    line: int
+    container: str
+    most: int
+
+    @property
+    def rows(self) -> tuple[str, str]:
+        """The statement that drops them."""
+        container = self.container
+        return f"while len({container}) > {self.most}:", f"{container}.pop(next(iter({container})))"
+
+
+@dataclass(frozen=True)
 class AutogradGrad:
     """`torch.autograd.grad` instead of the line's ``backward(create_graph=True)``, whose gradients
     the next statement collects from ``.grad``."""
@@ -194,6 +210,7 @@ Edit: TypeAlias = (
     | MapLocationCpu
     | InsertCall
     | FreeGradients
+    | LimitEntries
     | LimitCache
     | AutogradGrad
 )
@@ -219,7 +236,7 @@ def _changes(text: ProgramText, edit: Edit) -> list[Replacement] | Refused:
         case ToCpu(line, name, detach, every):
             method = ".detach().cpu()" if detach else ".cpu()"
             return stored_as(text, line, name, method, every=every)
-        case CloneStored() | ExpandInsteadOfRepeat() | WithoutAllocatorOption():
+        case CloneStored() | ExpandInsteadOfRepeat() | WithoutAllocatorOption() | LimitEntries():
             return _smaller(text, edit)
         case DeleteAfterUse() | ReleasePart():
             return _released(text, edit)
@@ -248,11 +265,14 @@ def _with_argument(
 
 
 def _smaller(
-    text: ProgramText, edit: CloneStored | ExpandInsteadOfRepeat | WithoutAllocatorOption
+    text: ProgramText,
+    edit: CloneStored | ExpandInsteadOfRepeat | WithoutAllocatorOption | LimitEntries,
 ) -> list[Replacement] | Refused:
     match edit:
         case CloneStored(line, name):
             return stored_as(text, line, name, ".clone()")
+        case LimitEntries():
+            return _limited(text, edit)
         case ExpandInsteadOfRepeat(line):
             return _expanded(text, line)
         case WithoutAllocatorOption(line, option):
@@ -468,6 +488,20 @@ def _freed_gradients(text: ProgramText, line: int) -> list[Replacement] | Refuse
         if name in zeroed:
             return inserted_after(text, node, f"{name}.zero_grad(set_to_none=True)")
     return Refused(Refusal.NO_STATEMENT, "the step of an optimizer whose gradients are zeroed")
+
+
+def _limited(text: ProgramText, edit: LimitEntries) -> list[Replacement] | Refused:
+    for node in text.statements(edit.line):
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        if any(
+            isinstance(one, ast.Subscript) and ast.unparse(one.value) == edit.container
+            for one in targets
+        ):
+            if not text.alone(node):
+                return Refused(Refusal.ONE_LINE)
+            header, body = edit.rows
+            return inserted_after(text, node, header, f"    {body}")
+    return Refused(Refusal.NOTHING_STORED, edit.container)
 
 
 def _limited_cache(text: ProgramText, line: int) -> list[Replacement] | Refused:

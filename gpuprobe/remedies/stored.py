@@ -18,6 +18,7 @@ from gpuprobe.remedies.text import (
 )
 
 _ON_THE_CPU = frozenset(("item", "tolist", "numpy", "cpu"))
+_NO_TENSOR = frozenset(("item", "tolist", "numpy", "size", "numel", "shape", "dtype", "device"))
 _PRIMARY = (ast.Name, ast.Attribute, ast.Call, ast.Subscript)
 """Expressions that a method can be called on without parentheses."""
 
@@ -46,8 +47,9 @@ def stored_as(
     leaves = [one for one in leaves if not name or _contains(one.node, name)]
     if not leaves:
         return Refused(Refusal.NOTHING_STORED, name)
-    done = without_graph if "detach" in method else _is_on_the_cpu
-    left = [one for one in leaves if not done(one.node) and not _is_counter(text, one.node)]
+    left = [
+        one for one in leaves if not _done(one.node, method) and not _is_counter(text, one.node)
+    ]
     if not left:
         return Refused(Refusal.NO_TENSOR, ast.unparse(leaves[0].node))
     if len(left) > 1 and not name and not every:
@@ -56,7 +58,8 @@ def stored_as(
     for one in left:
         if any(isinstance(around, ast.JoinedStr) for around in text.ancestors(one.node)):
             return Refused(Refusal.IN_A_STRING)
-        if "detach" in method:
+        detached = _is_detached(one.node)
+        if "detach" in method and not detached:
             scope = _scope_of(text, one.node)
             backward = needed_by_backward(text, [(one.keys, text.parents[one.node])], scope)
             if backward:
@@ -69,7 +72,8 @@ def stored_as(
             continue
         opening, closing = ("", "") if isinstance(one.node, _PRIMARY) else ("(", ")")
         changes += [Replacement(start, start, opening)] if opening else []
-        changes.append(Replacement(end, end, f"{closing}{method}"))
+        added = method.removeprefix(".detach()") if detached else method
+        changes.append(Replacement(end, end, f"{closing}{added}"))
     return changes
 
 
@@ -114,6 +118,31 @@ def _scope_of(text: ProgramText, node: ast.AST) -> Scope:
     while isinstance(found, ast.ClassDef):
         found = text.scope(found)
     return found
+
+
+def _done(node: ast.expr, method: str) -> bool:
+    """Whether calling the method changes nothing."""
+    if "detach" not in method:
+        return _is_on_the_cpu(node)
+    if method.endswith(".cpu()") and _is_detached(node):
+        return _is_on_the_cpu(node)
+    return without_graph(node)
+
+
+def _is_detached(node: ast.expr) -> bool:
+    """Whether an expression is surely a tensor without a graph, on an unknown device."""
+    while isinstance(node, (ast.Call, ast.Attribute, ast.Subscript)):
+        if isinstance(node, ast.Call):
+            node = node.func
+        elif isinstance(node, ast.Subscript):
+            node = node.value
+        elif node.attr in ("detach", "detach_", "data"):
+            return True
+        elif node.attr in _NO_TENSOR:
+            return False
+        else:
+            node = node.value
+    return False
 
 
 def _is_on_the_cpu(node: ast.expr) -> bool:

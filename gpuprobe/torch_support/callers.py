@@ -133,18 +133,19 @@ def _places_in(error: BaseException) -> tuple[str, str, str]:
     return place, generated, standard
 
 
-_AT_ONCE = re.compile(r"Tried to allocate ([\d.]+ \w+)")
+_AT_ONCE = re.compile(r"Tried to allocate ([\d.]+) (\w+)")
+_UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}  # of torch's `format_size`
 
 
-def beyond_any_gpu(error: BaseException) -> str:
-    """The size that a GPU without a limit could not allocate, as torch prints it; "" for another
+def beyond_any_gpu(error: BaseException) -> int:
+    """The bytes that a GPU without a limit could not allocate, as torch rounds them; 0 for another
     error, as for a limit that the program has set (``set_per_process_memory_fraction``).
     """
     text = str(error)
     if not isinstance(error, torch.OutOfMemoryError) or " allowed" in text:
-        return ""
+        return 0
     found = _AT_ONCE.search(text)
-    return found[1] if found else ""
+    return int(float(found[1]) * _UNITS[found[2]]) if found else 0
 
 
 def of_host_memory(error: BaseException) -> bool:

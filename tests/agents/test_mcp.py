@@ -95,7 +95,7 @@ async def test_tools_have_schemas_and_hints(folder: Path) -> None:
     tools = {tool.name: tool for tool in listed.tools}
     assert list(tools) == list(TOOLS)
     runs = {name for name, tool in tools.items() if not tool.annotations.read_only_hint}
-    assert runs == {"estimate", "fit", "hazards"}
+    assert runs == {"estimate", "fit", "explain", "hazards"}
     assert all(tools[name].annotations.destructive_hint for name in runs)
     for tool in tools.values():
         jsonschema.Draft202012Validator.check_schema(tool.input_schema)
@@ -185,6 +185,43 @@ async def test_fit(folder: Path) -> None:
         found = await client.call_tool("fit", given, progress_callback=progress)
     assert found.structured_content["largest"] == 64
     assert any("64" in text for text in reported[1:])
+
+
+LEAKS = """\
+import torch
+from torch import nn
+
+net = nn.Sequential(nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, 64)).cuda()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+losses = []
+for step in range(6):
+    x = torch.randn(4096, 64, device="cuda")
+    kept = net(x).square().mean()
+    loss = net(x).abs().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    losses.append(kept)
+"""
+
+
+async def test_explain(folder: Path) -> None:
+    (folder / "leaks.py").write_text(LEAKS)
+    given = {"script": "leaks.py", "gpu": "t4", "compute": "shapes"}
+    reported: list[str] = []
+
+    async def progress(seconds: float, total: float | None, text: str | None) -> None:
+        reported.append(str(text))
+
+    async with server(folder) as client:
+        found = await client.call_tool("explain", given, progress_callback=progress)
+        refused = await client.call_tool("explain", {**given, "max_seconds": 0})
+    assert not found.is_error, texts(found)
+    first = found.structured_content["causes"][0]
+    assert (first["rule"], first["effect"]["certainty"]) == ("kept-graphs", "tried")
+    assert "+    losses.append(kept.detach())" in first["effect"]["patch"]
+    assert any("running it to the peak" in text for text in reported)
+    assert "max_seconds" in refusal(refused)
 
 
 async def test_a_script_that_fails(folder: Path) -> None:

@@ -15,7 +15,7 @@ from gpuprobe.analysis.peak.peaks import high_water
 from gpuprobe.analysis.trace.ledger import ledger_of
 from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.needs import Need, NeedLine, NeedRow, NeedTable
-from gpuprobe.model.place import Place
+from gpuprobe.model.place import NoPlace, Place
 from gpuprobe.model.trace import USE_COLUMNS, MemoryTrace, UsedLater
 from gpuprobe.model.values import Unavailable
 from gpuprobe.reporters.sections.parts import Line
@@ -300,3 +300,15 @@ def test_the_last_use_of_memory_that_is_not_used_yet_is_to_come(need: Need, use:
     table = NeedTable(0, 512, (NeedRow(need.value, 512, 1, (line,), 0),), 512)
     texts = [part.text for part in needs_parts(table, needed=True) if isinstance(part, Line)]
     assert texts == [f"512 B {need.label}: activation from a.py:3; {use} mm at a.py:5 (optimizer)"]
+
+
+def _of_workspaces(size: int) -> NeedTable:
+    line = NeedLine(NoPlace.UNKNOWN, 2 * size, 2, "workspace", None, "", "")
+    row = NeedRow(Need.IN_USE.value, 2 * size, 2, (line,), 0)
+    return NeedTable(0, 2 * size + 512, (row,), 2 * size + 512)
+
+
+def test_a_setting_for_workspaces_has_a_value_and_what_it_saves() -> None:
+    text = _of_workspaces(8_519_680).smaller
+    assert "CUBLAS_WORKSPACE_CONFIG=:16:8 makes each 128.0 KiB, 16.0 MiB less in all" in text
+    assert "CUBLAS" not in _of_workspaces(128 << 10).smaller  # set already

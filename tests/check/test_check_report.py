@@ -196,3 +196,25 @@ def test_a_job_names_the_rank_that_is_compared() -> None:
     assert "of 2 ranks, the one with the highest peak is compared: rank 1" in found.cautions
     alone = baseline_of(recording([step(0, {"forward": 60})]))
     assert not any("ranks" in text for text in check_baseline(alone, alone).cautions)
+
+
+def growing(per_step: int, peak: int) -> CheckResult:
+    """A run whose steps leave ``per_step`` bytes, and whose peak rises to ``peak``."""
+    before, after = (
+        Baseline(
+            environment={"device": "simulated t4"},
+            steps=4,
+            metrics={"growth_per_step": one, "peak_allocated": two, "races": 0},
+            phases={},
+            accounts={},
+        )
+        for one, two in ((0, MIB), (per_step, peak))
+    )
+    return check_baseline(before, replace(after, metrics={**after.metrics, "races": 2}))
+
+
+def test_a_leak_of_a_few_bytes_comes_after_a_peak_of_many() -> None:
+    names = [item.name for item in growing(4, 71 * MIB).regressions]
+    assert names == ["peak_allocated", "growth_per_step", "races"]
+    names = [item.name for item in growing(MIB, 71 * MIB).regressions]
+    assert names == ["growth_per_step", "peak_allocated", "races"]

@@ -174,7 +174,7 @@ def test_the_next_command_has_all_gpus_of_the_program(tmp_path: Path) -> None:
 
 def test_an_estimate_of_memory_that_grows_names_the_line_first(tmp_path: Path) -> None:
     script(tmp_path, LEAKS)
-    simulated = ["--gpu", "t4", "--compute", "shapes"]
+    simulated = ["--gpu", "t4", "--compute", "shapes", "--verbose"]
     for steps, options in (("5", ["--steps", "5"]), ("4", [])):  # one more than without growth
         shown = gpuprobe("estimate", *simulated, *options, "script.py", cwd=tmp_path).stdout
         assert f"fits for {steps} steps" in shown
@@ -254,3 +254,28 @@ for step in range(16):
         line = LeakRow(Place("script.py", 6, "keep"), 8 << 20, 2, 4 << 20, (0, 1))
         causes[left] = len(list(growth_cause(site, None, line)))
     assert causes == {2: 0, 16: 1}
+
+
+IN_THE_FIRST_FORWARD_PASS = """\
+import torch
+from torch import nn
+
+layer = nn.TransformerEncoderLayer(768, 12, 3072, activation="gelu", batch_first=True)
+model = nn.TransformerEncoder(layer, 12).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+with torch.autocast("cuda", dtype=torch.float16):
+    loss = model(torch.ones(512, 197, 768, device="cuda")).square().mean()
+loss.backward()
+optimizer.step()
+"""
+
+
+def test_no_setting_is_a_fix_where_activations_fill_the_gpu(tmp_path: Path) -> None:
+    """Though the allocation that failed would have fitted with one: the next would not."""
+    script(tmp_path, IN_THE_FIRST_FORWARD_PASS)
+    simulated = ["--gpu", "t4", "--compute", "shapes", "--level", "trace"]
+    done = gpuprobe("run", *simulated, "script.py", cwd=tmp_path)
+    assert done.returncode == 5
+    fix = done.stderr.partition("gpuprobe: fix: ")[2].partition("gpuprobe: saves")[0]
+    assert "activation checkpointing" in " ".join(fix.split())
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in fix

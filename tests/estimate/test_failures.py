@@ -197,9 +197,11 @@ def test_more_than_the_machine_has_addresses_for_does_not_fit(tmp_path: Path) ->
     script = tmp_path / "program.py"
     script.write_text("import torch\n\nx = torch.empty(1 << 50, device='cuda')\n")
     done = command(script)
-    assert done.returncode == 5
-    assert done.stderr.splitlines()[-1] == (
-        f"gpuprobe: error: does not fit on any GPU: at {script}:3 the program asks for "
-        "4194304.00 GiB at once, more than this machine has addresses for"
+    assert done.returncode == 1
+    assert done.stdout == (
+        f"t4: does not fit on any GPU: {script}:3 requests 4096.0 TiB at once, more than this "
+        "machine has addresses for\n"
     )
+    document = json.loads(command(script, "--json").stdout)
+    assert document["error"]["kind"] == "DoesNotFit"
     assert "Traceback" not in done.stderr  # it is an answer, not a crash

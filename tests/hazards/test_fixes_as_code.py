@@ -97,6 +97,39 @@ def test_a_read_in_a_comprehension_waits_for_its_stream_only() -> None:
     assert not races("norms_on_a_side_stream", mended)
 
 
+_FED = """
+hidden = [torch.cuda.Stream() for _ in range(3)]
+inputs = [torch.ones(64, device="cuda") for _ in range(3)]
+cuda.synchronize()
+
+class Feeder:
+    def __init__(self, streams):
+        self.take = streams.__getitem__
+
+    def feed(self, at, x):
+        with cuda.stream(self.take(at)):
+            x.mul_(2)
+        return x
+
+feeder = Feeder(hidden)
+del hidden
+"""
+
+
+def test_a_wait_before_a_comprehension_ends_no_race_within_it() -> None:
+    """It runs once, before the first element: the same wait is a fix of what ran before."""
+    text = f"{_FED}y = [feeder.feed(at, x) + 1 for at, x in enumerate(inputs)]\n"
+    (race,) = races("fed within", text)
+    before = "".join(applied(text.splitlines(keepends=True), race.fix.insertions))
+    proven = dict(race.evidence)["fix verified"].startswith("yes")
+    assert not (race.fix.insertions and proven) or races("fed within", before) == []
+    loop = "for at, x in enumerate(inputs):\n    feeder.feed(at, x)\n"
+    text = f"{_FED}{loop}y = [x + 1 for x in inputs]\n"
+    (race,) = races("fed before", text)
+    mended = "".join(applied(text.splitlines(keepends=True), race.fix.insertions))
+    assert races("fed before", mended) == []
+
+
 @pytest.mark.parametrize(("name", "text"), list(programs()), ids=lambda value: value[:60])
 def test_the_printed_change_ends_the_race(name: str, text: str) -> None:
     found = races(name, text)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import warm_python
 from native_commands import gpuprobe
@@ -971,6 +974,94 @@ def test_an_exception_that_a_global_keeps(tmp_path: Path) -> None:
     assert f"train.py:{first['kept_at']['line']}" in shown.stdout
 
 
+CACHE = (
+    START
+    + """\
+cache = {}
+
+def features(key, x):
+    if key not in cache:
+        cache[key] = net(x).detach()
+    return cache[key]
+
+for step in range(24):
+    x = torch.ones(4096, 64, device="cuda")
+    new = features(step, x)
+    loss = nn.functional.mse_loss(net(x[:64]), new[:64]) + features(max(0, step - 2), x).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+)
+
+
+def test_a_cache_that_is_read_on_the_gpu_is_limited(tmp_path: Path) -> None:
+    """Not moved to the CPU: where the program reads it, the values would be on the wrong device."""
+    _, found = explain(tmp_path, CACHE)
+    first = found["causes"][0]
+    assert (first["rule"], first["effect"]["certainty"]) == ("kept-tensors", "tried")
+    line = line_of(CACHE, "return cache[key]")
+    assert f"line {line} reads entries" in first["remedy"]
+    assert first["code"].startswith("while len(cache) >")
+    assert "+        while len(cache) > " in first["effect"]["patch"]
+    shown = gpuprobe("run", "--gpu", "t4", "--level", "trace", "train.py", cwd=tmp_path)
+    assert "limit the entries" in shown.stderr or "limit its entries" in shown.stderr
+    assert not re.search(r"^gpuprobe: +\.detach\(\)\.cpu\(\)", shown.stderr, re.MULTILINE)
+
+
+def test_copies_on_the_cpu_with_which_the_program_fails_are_no_fix(tmp_path: Path) -> None:
+    program = (
+        CACHE.replace("cache = {}", "cache = []").partition("def features")[0]
+        + """\
+def newest(items):
+    *_, last = items
+    return last
+
+for step in range(24):
+    x = torch.ones(4096, 64, device="cuda")
+    cache.append(net(x).detach())
+    loss = nn.functional.mse_loss(net(x), newest(cache))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+    )
+    _, found = explain(tmp_path, program)
+    first = found["causes"][0]
+    assert (first["rule"], first["effect"]["certainty"]) == ("kept-tensors", "replayed")
+    assert "same device" in first["effect"]["note"]
+    assert first["remedy"].endswith("with copies on the CPU alone the program fails")
+    assert first["code"] == ""
+
+
+READ_AGAIN = """\
+import torch
+from torch import nn
+
+encoder = nn.Linear(64, 1024).cuda().eval()
+head = nn.Linear(1024, 1).cuda()
+optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+cache = {}
+
+@torch.no_grad()
+def features(key):
+    if key not in cache:
+        cache[key] = encoder(torch.ones(4096, 64, device="cuda"))
+    return cache[key]
+
+for step in range(24):
+    loss = head(features(step % 12)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_results_that_are_read_again_are_no_activations_to_recompute(tmp_path: Path) -> None:
+    _, found = explain(tmp_path, READ_AGAIN)
+    assert (found["causes"], found["smaller"]["id"]) == ([], "kept-results")
+
+
 NUMBERS = (
     START
     + """\
@@ -1524,3 +1615,24 @@ def test_the_line_that_stores_an_object_of_a_library(tmp_path: Path) -> None:
     assert "log (a list of" in first["sentence"]
     assert first["kept_at"]["line"] == line_of(program, 'answer.meta["output"]')
     assert "it is stored as answer.meta at" in first["sentence"]
+
+
+NEVER_ENDS = """\
+import pathlib, subprocess, sys, time
+other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+pathlib.Path("id").write_text(str(other.pid))
+while True:
+    time.sleep(0.1)
+"""
+
+
+def test_a_program_that_is_stopped_ends_with_what_it_has_started(tmp_path: Path) -> None:
+    """Which has its standard error open, and so would keep a pipe of it open."""
+    (tmp_path / "train.py").write_text(NEVER_ENDS)
+    command = [sys.executable, "-m", "gpuprobe", "explain", "--gpu", "t4", "--max-seconds", "4"]
+    done = subprocess.run([*command, "train.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 5
+    assert "the program made no step in 2 s" in done.stderr
+    with contextlib.suppress(psutil.NoSuchProcess):
+        other = psutil.Process(int((tmp_path / "id").read_text()))
+        assert other.status() == psutil.STATUS_ZOMBIE  # nothing waits for it

@@ -20,6 +20,7 @@ from gpuprobe.remedies.edits import (
     ExpandInsteadOfRepeat,
     InsertCall,
     LimitCache,
+    LimitEntries,
     MapLocationCpu,
     NoGrad,
     ReleasePart,
@@ -57,7 +58,9 @@ SIMPLE = (
     "global {n}",
     "assert {m}, \\\n    {n}",
     "pass",
+    "d[{k}] = {m}",
 )
+INSERTING = (InsertCall, LimitEntries, DeleteAfterUse, ReleasePart)
 HEADERS = (
     "for {n} in range({k}):",
     "while {m} < {k}:",
@@ -137,6 +140,7 @@ def edits(draw: st.DrawFn, lines: int) -> Edit:
                 InsertCall(line, "gc.collect()"),
                 InsertCall(line, "gc.collect()", Where.END_OF_LOOP),
                 InsertCall(line, "torch.cuda.empty_cache()", Where.AFTER_LOOP),
+                LimitEntries(line, "d", 2),
                 LimitCache(line),
             ]
         )
@@ -190,7 +194,7 @@ def assert_other_lines_stay(edit: Edit, text: ProgramText, found: ProgramText) -
             for row in (before[number] for number in changed)
         )
         return
-    if isinstance(edit, (InsertCall, DeleteAfterUse, ReleasePart)) and not one_line(text):
+    if isinstance(edit, INSERTING) and not one_line(text):
         assert not changed
     assert len(changed) <= 4
 

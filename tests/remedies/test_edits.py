@@ -18,6 +18,7 @@ from gpuprobe.remedies.edits import (
     FreeGradients,
     InsertCall,
     LimitCache,
+    LimitEntries,
     MapLocationCpu,
     NoGrad,
     ReleasePart,
@@ -205,6 +206,11 @@ def test_the_copy_on_the_cpu() -> None:
     assert edited("outs.append(out)", ToCpu(1)) == "outs.append(out.cpu())"
     assert edited("outs.append(out)", ToCpu(1, detach=True)) == "outs.append(out.detach().cpu())"
     assert edited("outs.append(out.detach())", ToCpu(1)) == "outs.append(out.detach().cpu())"
+    bare = ToCpu(1, detach=True)
+    assert edited("outs.append(out.detach())", bare) == "outs.append(out.detach().cpu())"
+    assert edited("outs.append(out.data[0])", bare) == "outs.append(out.data[0].cpu())"
+    for stored in ("out.detach().cpu()", "out.detach().shape", "out.argmax()", "out > 0"):
+        assert refusal(f"outs.append({stored})", bare) is Refusal.NO_TENSOR
     assert refusal("outs.append(out.cpu())", ToCpu(1)) is Refusal.NO_TENSOR
     assert refusal("outs.append(out.item())", ToCpu(1)) is Refusal.NO_TENSOR
 
@@ -512,6 +518,14 @@ def test_calls_are_inserted_with_their_import() -> None:
     assert refusal("f()", InsertCall(1, "g()", Where.END_OF_LOOP)) is Refusal.NO_STATEMENT
     leaving = "for i in x:\n    break"
     assert refusal(leaving, InsertCall(1, "g()", Where.END_OF_LOOP)) is Refusal.NOT_REACHED
+
+
+def test_entries_of_a_dictionary_are_limited() -> None:
+    source = "def f(k, x):\n    cache[k] = g(x)\n    return cache[k]\n"
+    added = ["+     while len(cache) > 3:", "+         cache.pop(next(iter(cache)))"]
+    assert changed(source, LimitEntries(2, "cache", 3)) == added
+    assert refusal(source, LimitEntries(3, "cache", 3)) is Refusal.NOTHING_STORED
+    assert refusal("a = 1; cache[0] = a\n", LimitEntries(1, "cache", 3)) is Refusal.ONE_LINE
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from gpuprobe.analysis.baseline.model import (
     CheckResult,
     MetricResult,
     Tolerance,
+    important_first,
     is_exact,
 )
 from gpuprobe.analysis.blame.blame import Blame, SourceGraph
@@ -112,9 +113,9 @@ _MOST_CAUSES = 3
 """Causes reported for one metric."""
 
 _NOUNS = {
-    "device_allocs_after_warm_up": "calls of cudaMalloc",
-    "implicit_syncs_per_step": "implicit synchronisations in the run",
-    "races": "races",
+    "device_allocs_after_warm_up": "call{s} of cudaMalloc",
+    "implicit_syncs_per_step": "implicit synchronisation{s} in the run",
+    "races": "race{s}",
 }
 
 
@@ -181,7 +182,7 @@ def check_baseline(
         if name in after.phases
     ]
     rows = _rows(before, after, lines)
-    regressed = [item for item in (*metrics, *phases) if item.regressed]
+    regressed = important_first(metrics, phases)
     environment = tuple(_mismatches(before, after))
     return CheckResult(
         metrics=tuple(metrics),

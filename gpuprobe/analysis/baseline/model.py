@@ -17,6 +17,7 @@ from gpuprobe.analysis.blame.source import Source
 from gpuprobe.analysis.compare.accounts import Account
 from gpuprobe.analysis.compare.causes import Cause
 from gpuprobe.analysis.compare.diff import DiffRow
+from gpuprobe.analysis.growth import MANY_STEPS
 from gpuprobe.model.io.codec import Malformed
 from gpuprobe.model.place import Place, parse_place
 from gpuprobe.model.text import amount
@@ -287,6 +288,26 @@ class MetricResult:
         return self.after - self.before
 
 
+def important_first(
+    metrics: Iterable[MetricResult], phases: Iterable[MetricResult]
+) -> tuple[MetricResult, ...]:
+    """Those above their limits, by what they cost: bytes first, the most of them first. What each
+    step leaves counts as that of `MANY_STEPS`, reserved memory only beyond the growth of allocated.
+    """
+    metrics = tuple(metrics)
+    peak = max((item.delta for item in metrics if item.name == "peak_allocated"), default=0)
+
+    def weight(item: MetricResult) -> int:
+        if item.unit != "bytes":
+            return 0
+        if item.name == "growth_per_step":
+            return item.delta * MANY_STEPS
+        return item.delta - max(0, peak) if item.name == "peak_reserved" else item.delta
+
+    regressed = sorted((item for item in metrics if item.regressed), key=lambda one: -weight(one))
+    return (*regressed, *(item for item in phases if item.regressed))
+
+
 @dataclass(frozen=True, slots=True)
 class CheckResult(Displayed):
     """The results of a check. ``rows``: by ``category``, ``module``, ``line`` and ``need``; each
@@ -319,7 +340,7 @@ class CheckResult(Displayed):
     @property
     def regressions(self) -> tuple[MetricResult, ...]:
         """The metrics and phases above their limits, the most important first."""
-        return tuple(item for item in (*self.metrics, *self.phases) if item.regressed)
+        return important_first(self.metrics, self.phases)
 
     @property
     def ok(self) -> bool:

@@ -83,7 +83,7 @@ def explain(
     rows: Sequence[DiffRow], before: Account, after: Account, context: Context, noun: str = ""
 ) -> Cause | None:
     """The cause of the growth in ``rows``, without regard to changes of the source; None if nothing
-    grew. ``noun``: the name of what an account of counts counts.
+    grew. ``noun``: the name of what an account of counts counts, with ``{s}`` for its plural.
     """
     grown = [row for row in rows if row.delta > 0 and not row.key.startswith("(")]
     if not grown:
@@ -106,7 +106,8 @@ def explain(
 
 
 def _amount(delta: int, account: Account, noun: str) -> str:
-    return f"{amount_delta(delta, account.unit)} {noun if account.unit == 'count' else ''}".rstrip()
+    things = noun.format(s="" if abs(delta) == 1 else "s") if account.unit == "count" else ""
+    return f"{amount_delta(delta, account.unit)} {things}".rstrip()
 
 
 def _total(rows: Iterable[DiffRow]) -> int:

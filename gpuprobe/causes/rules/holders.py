@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Final
 
 from gpuprobe.causes.answer import Answer, EditKind
 from gpuprobe.causes.groups import HeldBlock, HeldGroup
+from gpuprobe.causes.lines import reading_line
 from gpuprobe.causes.wording import kept_in
 from gpuprobe.model.run.holders import Holder, HolderRoot, Kept
 from gpuprobe.model.text import human_bytes
-from gpuprobe.remedies.edits import ReleasePart
+from gpuprobe.remedies.edits import LimitEntries, ReleasePart
+from gpuprobe.remedies.text import ProgramText
 from gpuprobe.user_frames import is_user_file
 
+KEPT_TENSORS = "kept-tensors"
 LIVE_VARIABLE = "live-variable"
 LEAST_OF_A_STEP: Final = 0.2
 """The share of the tensors from which a variable of the same step is a cause: a loop or function
 keeps its variables until it ends, and programs that need all their memory have some of a sixth."""
+BY_KEY: Final = frozenset(("dict", "defaultdict", "OrderedDict"))
 _GROWING: Final = frozenset(
     ("list", "dict", "set", "deque", "defaultdict", "OrderedDict", "Counter", "ModuleDict")
 )
@@ -32,7 +37,7 @@ def diagnose(group: HeldGroup) -> Answer | None:
         return None  # gradients live from the backward pass to zero_grad
     if holder.root is HolderRoot.LOCAL and not is_user_file(holder.file):
         return None  # an argument of a library's call in progress
-    used = "never used" if group.never_used else "not used again"
+    used = _used(group)
     size, main = human_bytes(group.bytes), group.main
     if holder.root is HolderRoot.CACHE:
         of_object = _is_of_an_object(holder)
@@ -51,11 +56,13 @@ def diagnose(group: HeldGroup) -> Answer | None:
     result = _is_result(group, holder)
     if not result and (holder.container is not None or len(holder.path) > 1):
         return Answer(
-            "kept-tensors",
-            f"{size} from {main.made_at} are {used} and kept by {_kept_by(group, holder)}",
-            "drop what is not needed any more, or keep copies on the CPU (.detach().cpu()"
-            + (" of each tensor)" if _in_parts(holder) else ")"),
-            code="" if _in_parts(holder) else ".detach().cpu()",
+            KEPT_TENSORS,
+            _kept_sentence(group, holder),
+            ("limit its entries" if _by_key(holder) else "drop what is not needed any more")
+            + ", or keep copies on the CPU (.detach().cpu()"
+            + (" of each tensor)" if _in_parts(holder) else ")")
+            + ", if nothing on the GPU reads them later",
+            code="" if _in_parts(holder) or _by_key(holder) else ".detach().cpu()",
             edit=EditKind.TO_CPU,
         )
     if not holder.path or (main.phase == "backward" and not main.earlier):
@@ -81,6 +88,59 @@ def diagnose(group: HeldGroup) -> Answer | None:
     )
 
 
+def kept_to_be_read(group: HeldGroup, text: ProgramText) -> Answer | None:
+    """The answer for results that the program, by the file ``text``, stores to read them again:
+    copies on the CPU would not do, or it would have to move each of them back.
+    """
+    holder = group.holder
+    many = None if holder is None else holder.container
+    if holder is None or many is None or holder.root is HolderRoot.CACHE:
+        return None
+    labels = [step.label for step in holder.path[: holder.path.index(many) + 1]]
+    depth = next((at for at, one in enumerate(reversed(labels)) if one[:1] != "["), 0)
+    line = reading_line(text, labels[-1 - depth].removeprefix("."), depth)
+    if not line:
+        return None
+    limit = limited_entries(group)
+    fewer = "drop the entries that are not needed any more"
+    if limit is not None:
+        fewer = (
+            f"limit the entries, such as to {limit.most}, where what is dropped can be computed "
+            "again"
+        )
+    return Answer(
+        KEPT_TENSORS,
+        _kept_sentence(group, holder),
+        f"{fewer}. Copies on the CPU (.detach().cpu()) are no fix alone: line {line} reads entries,"
+        " and would have to move each back to the GPU. Not tried: a narrower type (.half()), which "
+        "halves float32",
+        code="" if limit is None else ": ".join(limit.rows),
+        edit=EditKind.LIMIT_ENTRIES,
+    )
+
+
+def without_copies(answer: Answer) -> Answer:
+    """The answer if the program fails with copies on the CPU."""
+    if answer.edit is not EditKind.TO_CPU:
+        return answer
+    remedy = "drop what is not needed any more; with copies on the CPU alone the program fails"
+    return replace(answer, remedy=remedy, code="")
+
+
+def limited_entries(group: HeldGroup, line: int = 0) -> LimitEntries | None:
+    """The edit that leaves a dictionary as many of its entries as are in use at the peak, at the
+    line that stores one; None if the group has something else, or entries of several tensors.
+    """
+    holder = group.holder
+    many = None if holder is None else holder.container
+    if holder is None or many is None or many.size is None or _in_parts(holder):
+        return None
+    if many.kind not in BY_KEY or not all(block.need.needless for block in group.blocks):
+        return None
+    labels = (step.label for step in holder.path[: holder.path.index(many) + 1])
+    return LimitEntries(line, "".join(labels), max(1, many.size - len(group.blocks)))
+
+
 def late_variable(blocks: Iterable[HeldBlock], holders: Mapping[int, Holder]) -> str:
     """The variable that keeps the most of what is not used again, with the bytes; "" if none is
     known.
@@ -104,10 +164,25 @@ def _is_of_an_object(holder: Holder) -> bool:
     return len(labels) == 2 and labels[0] == "[0]" and labels[1].startswith(".")
 
 
+def _by_key(holder: Holder) -> bool:
+    return holder.container is not None and holder.container.kind in BY_KEY
+
+
 def _in_parts(holder: Holder) -> bool:
     """Whether the elements of the container are containers of tensors, too."""
     return (
         holder.container is not None and holder.path.index(holder.container) < len(holder.path) - 2
+    )
+
+
+def _used(group: HeldGroup) -> str:
+    return "never used" if group.never_used else "not used again"
+
+
+def _kept_sentence(group: HeldGroup, holder: Holder) -> str:
+    return (
+        f"{human_bytes(group.bytes)} from {group.main.made_at} are {_used(group)} and kept by "
+        f"{_kept_by(group, holder)}"
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from gpuprobe.causes.answer import Answer
 from gpuprobe.causes.cache import DEFAULT_POOL, Cache, CachedMemory
 from gpuprobe.model.memory import Segment
-from gpuprobe.model.text import human_bytes
+from gpuprobe.model.text import human_bytes, plural
 
 
 def diagnose(cache: Cache) -> Iterator[CachedMemory]:
@@ -31,8 +31,8 @@ def diagnose(cache: Cache) -> Iterator[CachedMemory]:
     yield CachedMemory(
         Answer(
             "old-streams",
-            f"{human_bytes(size)} stay in the allocator's cache of {len(old)} streams that are not "
-            f"used any more: blocks that were allocated on one stream (at {line}) serve no other",
+            f"{human_bytes(size)} stay in the allocator's cache of {plural(len(old), 'stream')} "
+            f"without further use: what was allocated on one stream (at {line}) serves no other",
             "create the streams once, and reuse them in each call or epoch",
         ),
         size,

@@ -35,7 +35,7 @@ from gpuprobe.cli.options import (
     program_of,
     seconds,
 )
-from gpuprobe.errors import UsageError
+from gpuprobe.errors import DoesNotFit, UsageError
 from gpuprobe.model.plans.request import DEFAULT_GPU, EstimateRequest
 
 if TYPE_CHECKING:
@@ -94,6 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "two at least (default: 600)",
     )
     add_formats(parser)
+    parser.add_argument("-v", "--verbose", action="store_true", help="show everything")
     add_top(parser, 8)
     add_model(parser)
     add_program(parser)
@@ -150,18 +151,25 @@ def _estimate(
     if request.gpus:
         return _print_table(args, request)
     progress = status_line.PROGRESS  # without one, the command was called from Python
-    with output_to_stderr():
-        estimate = estimate_program(
-            request,
-            alternatives=None if model is None else model.alternatives,
-            notify=_notify,
-            progress=None if progress is None else partial(progress.step, of=request.steps),
-        )
+    try:
+        with output_to_stderr():
+            estimate = estimate_program(
+                request,
+                alternatives=None if model is None else model.alternatives,
+                notify=_notify,
+                progress=None if progress is None else partial(progress.step, of=request.steps),
+            )
+    except DoesNotFit as error:
+        if format_of(args) != "text":
+            raise
+        sys.stdout.write(f"{request.gpu}: {error}\n")
+        stderr.note(error.hint)
+        return exit_codes.of(error)
     if model is not None:
         estimate = replace(estimate, model=model.choices)
     # A written script may be in a temporary folder, whose name is random.
     folder = Path.cwd() if model is None else Path(model.path).parent.absolute()
-    render(estimate, format_of(args), sys.stdout, top=args.top, cwd=str(folder))
+    render(estimate, format_of(args), sys.stdout, top=args.top, cwd=str(folder), full=args.verbose)
     return exit_codes.OK if estimate.fits else exit_codes.FINDINGS
 
 

@@ -31,7 +31,7 @@ from gpuprobe.cli.output import flush_streams
 from gpuprobe.cli.status_line import StatusLine
 from gpuprobe.errors import CostMeasured, GpuprobeError, UsageError
 from gpuprobe.model.outcomes import ProgramRun
-from gpuprobe.model.text import human_ns, visible
+from gpuprobe.model.text import human_ns, plural, visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -346,7 +346,7 @@ def _run_command(args: argparse.Namespace, words: list[str]) -> int:
 
 def _show_command(args: argparse.Namespace, result: CommandResult, output: Path) -> None:
     for reason, count in result.unrecorded.items():
-        stderr.warning(f"{count} processes that use a GPU are not recorded: {reason}")
+        stderr.warning(f"not recorded: {plural(count, 'process')} with a GPU: {reason}")
     if not result.recordings:
         stderr.note("nothing was recorded: no process used a GPU through torch")
     elif result.recordings[0] == output.absolute():
@@ -478,8 +478,6 @@ def _show_hazards(args: argparse.Namespace, found: Hazards) -> None:
 
 def _show_patch(file: Path, changes: Patch) -> None:
     """Note where the patch is, how to apply it, and what it lacks."""
-    from gpuprobe.reporters.sections.parts import plural
-
     shown = os.path.relpath(file)
     if changes.folder == Path.cwd():
         command = shlex.join(["git", "apply", shown])

@@ -7,10 +7,14 @@ after the first statement, and the second waits for it.
 
 from __future__ import annotations
 
+import ast
+import inspect
 import linecache
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Final, TypeAlias
 
 from gpuprobe.hazards import rules
@@ -32,6 +36,7 @@ from gpuprobe.hazards.events import (
     HostAccess,
     Launch,
     RecordStream,
+    Site,
     StreamOrder,
     StreamSynchronize,
     StreamWait,
@@ -135,6 +140,63 @@ class LocatedRace:
         branches = second.branches
         return all(any(node is branch for branch in branches) for node in first.branches)
 
+    @cached_property
+    def second_is_inside(self) -> bool:
+        """Whether the second access is made while its statement runs other code as well: in a
+        comprehension, a lambda, or the header of a loop.
+        """
+        second, site = self.second, self.race.second.site
+        if second is None or not isinstance(site, CodePosition):
+            return False
+        if isinstance(second.node, (ast.For, ast.AsyncFor, ast.While)):
+            return True
+        if site.code.co_name in (*_PARTS_OF_A_STATEMENT, "<lambda>"):
+            return True
+        position = position_of(site)  # comprehensions have no separate code since Python 3.12
+        return any(
+            position is None or _contains(node, position)
+            for node in ast.walk(second.node)
+            if isinstance(node, (ast.ListComp, ast.SetComp, ast.DictComp))
+        )
+
+    @property
+    def first_may_be_inside(self) -> bool:
+        """Whether the statement of such a second access may have made the first one as well: it
+        has it itself, or runs code that may.
+        """
+        first, second = self.race.first.site, self.second
+        if second is None or not isinstance(first, CodePosition):
+            return False
+        place = self._in_function(first)
+        if place is not None:
+            return second.line <= place.line <= second.end
+        loop = isinstance(second.node, (ast.For, ast.AsyncFor, ast.While))
+        calls = any(isinstance(node, ast.Call) for node in ast.walk(second.node))
+        return loop or calls or bool(first.code.co_flags & inspect.CO_GENERATOR)
+
+    def start_of_statement(self, index: int) -> int:
+        """The index of the event right after the last one before ``index`` that the function of the
+        second access's statement has surely made outside that statement: other events may be
+        from code that the statement calls.
+        """
+        second, start = self.second, 0
+        for at, event in enumerate(self.engine.log_before(self.race)):
+            here = None if at >= index else self._in_function(getattr(event, "site", None))
+            inside = second is None or here is None or second.line <= here.line <= second.end
+            start = start if inside else at + 1
+        return start
+
+    def _in_function(self, site: Site) -> Place | None:
+        """The place of a site, if it is in the function of the second access's statement."""
+        context = self.race.context
+        if context is None or not isinstance(site, CodePosition):
+            return None
+        scopes = (scope.code for scope in context.scopes)
+        code = next((one for one in scopes if one.co_name not in _PARTS_OF_A_STATEMENT), None)
+        part = site.code.co_name in _PARTS_OF_A_STATEMENT[:3]  # a generator may run anywhere
+        own = site.code is code or (part and code is not None and site.code in code.co_consts)
+        return self.place(site) if own else None
+
     @property
     def waiter(self) -> int:
         """The stream that must wait before the second access: for a collective, the one that it is
@@ -166,6 +228,27 @@ class LocatedRace:
                 return _CURRENT
         _, number = self.engine.names[actor]
         return _CURRENT if number == 0 else default
+
+
+def position_of(site: Site) -> tuple[int, int, int, int] | None:
+    """First and last line, first and last column of a site's instruction; None if Python does not
+    keep them.
+    """
+    if not isinstance(site, CodePosition) or sys.version_info < (3, 11):
+        return None
+    for at, position in enumerate(site.code.co_positions()):
+        if 2 * at == site.instruction:
+            line, end, column, end_column = position
+            if line is None or end is None or column is None or end_column is None:
+                return None
+            return line, end, column, end_column
+    return None
+
+
+def _contains(node: ast.expr, position: tuple[int, int, int, int]) -> bool:
+    line, end, column, end_column = position
+    begins = (node.lineno, node.col_offset) <= (line, column)
+    return begins and (end, end_column) <= (node.end_lineno or end, node.end_col_offset or 0)
 
 
 def _statement(place: Place | None) -> StatementAt | None:
@@ -225,13 +308,24 @@ class Repair:
     def log(self, replay: Engine, log: Log) -> Iterator[Event]:
         """The repaired log. ``replay`` has applied all events that were yielded."""
         after = self.after_first()
+        waits_at = self._waits_at(self.race.log_index)
         for at, event in log:
             if after and replay.is_done(self.race.first):
                 yield from after
                 after = ()
-            if at == self.race.log_index:
+            if at == waits_at:
                 yield from self.before_second()
             yield event
+
+    def _waits_at(self, second: int) -> int:
+        """The index of the event before which the code runs that precedes the second access, of
+        index ``second``: an earlier one, if that code precedes a statement which makes the access
+        at any time, or several times, while it runs.
+        """
+        located = self.located
+        if not self.insertions or not located.second_is_inside or not located.first_may_be_inside:
+            return second
+        return self.located.start_of_statement(second)
 
     def log_everywhere(self, replay: Engine, log: Log) -> Iterator[Event]:
         """The log with the repair each time that its lines run."""
@@ -245,7 +339,8 @@ class Repair:
             follows_first = False
             if isinstance(event, (Launch, HostAccess)):
                 follows_first = event.site == race.first.site
-                if event.site == race.second.site and at != race.log_index:
+                again = event.site == race.second.site and at != race.log_index
+                if again and not self.located.second_is_inside:
                     actor = event.actor if isinstance(event, Launch) else HOST
                     yield from ((-1, added) for added in self.waits(actor))
             yield at, event

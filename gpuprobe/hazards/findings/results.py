@@ -11,6 +11,7 @@ from typing import Final
 from gpuprobe.hazards.rules import LATENT
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.place import Place
+from gpuprobe.model.text import plural
 from gpuprobe.model.values import Displayed
 
 
@@ -77,8 +78,9 @@ class Hazards(Displayed):
     def __repr__(self) -> str:
         waits = sum(finding.kind == "implicit-sync" for finding in self.findings)
         return (
-            f"<hazards: {len(self.races)} races, {waits} implicit synchronisations "
-            f"among {self.operations} operations>"
+            f"<hazards: {plural(len(self.races), 'race')}, "
+            f"{plural(waits, 'implicit synchronisation')} "
+            f"among {plural(self.operations, 'operation')}>"
         )
 
     @property

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import ast
 import linecache
-import sys
 from collections.abc import Iterator
 from typing import Final
 
 from gpuprobe.hazards.accesses import Race
-from gpuprobe.hazards.events import FUNCTIONAL, HOST, CodePosition, Event, Site, StreamSynchronize
+from gpuprobe.hazards.events import FUNCTIONAL, HOST, Event, StreamSynchronize
 from gpuprobe.hazards.findings.code import StatementAt, free_name, torch_name
-from gpuprobe.hazards.findings.repairs import AwaitHandle, LocatedRace, Repair, Wait
+from gpuprobe.hazards.findings.repairs import AwaitHandle, LocatedRace, Repair, Wait, position_of
 from gpuprobe.model.findings import Insertion
 
 _FIRST: Final[dict[type[ast.AST], tuple[str, ...]]] = {
@@ -106,7 +105,7 @@ def _hoisted(located: LocatedRace, found: StatementAt, call: ast.expr) -> Repair
 def _expression_of(race: Race, found: StatementAt) -> ast.expr | None:
     """The expression whose evaluation made the first access."""
     nodes = [node for node in ast.walk(found.node) if isinstance(node, ast.expr)]
-    position = _position(race.first.site)
+    position = position_of(race.first.site)
     if position is not None:
         line, end, column, end_column = position
         ending = [n for n in nodes if (n.end_lineno, n.end_col_offset) == (end, end_column)]
@@ -121,21 +120,6 @@ def _expression_of(race: Race, found: StatementAt) -> ast.expr | None:
         if isinstance(node, ast.Call) and any(_keyword(node, name) for name in named)
     ]
     return calls[0] if len(calls) == 1 else None
-
-
-def _position(site: Site) -> tuple[int, int, int, int] | None:
-    """First and last line, first and last column of a site's instruction; None if Python does not
-    keep them.
-    """
-    if not isinstance(site, CodePosition) or sys.version_info < (3, 11):
-        return None
-    for at, position in enumerate(site.code.co_positions()):
-        if 2 * at == site.instruction:
-            line, end, column, end_column = position
-            if line is None or end is None or column is None or end_column is None:
-                return None
-            return line, end, column, end_column
-    return None
 
 
 def _keyword(call: ast.Call, name: str) -> ast.expr | None:

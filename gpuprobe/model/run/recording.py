@@ -21,6 +21,7 @@ from gpuprobe.model.run.session import (
     SessionEnd,
     Step,
 )
+from gpuprobe.model.text import plural
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import (
     MOST_DEVICES,
@@ -248,7 +249,7 @@ class Recording(Displayed):
 
     def __repr__(self) -> str:
         ranks = "" if len(self.ranks) == 1 else f", {len(self.ranks)} ranks"
-        steps = f", {len(self.steps)} steps" if self.steps else ""
+        steps = f", {plural(len(self.steps), 'step')}" if self.steps else ""
         return f"<{self.kind} {self.path}{ranks}{steps}>"
 
     @property

@@ -122,8 +122,8 @@ def install(
     ) -> None:
         checkpoints.install()
         assume(
-            f"{job.ranks} ranks: rank {job.rank}'s memory, without communication; the others are "
-            "assumed to hold the same data"
+            f"{job.ranks} ranks, of which rank {job.rank} runs: the others are assumed to hold "
+            "the same data"
         )
         store = LoneStore()
         _stores.append(store)

@@ -17,6 +17,7 @@ from gpuprobe.model.io.files import open_regular
 from gpuprobe.model.run.columns import INDEX, TRACED, StepColumns
 from gpuprobe.model.run.launches import check_launches
 from gpuprobe.model.run.session import Step
+from gpuprobe.model.text import plural
 from gpuprobe.recording.many.shapes import Shape, Shapes
 from gpuprobe.recording.stream import StreamParser, once_named
 
@@ -77,7 +78,7 @@ class LazySteps(Sequence[Step]):
         return (self._step(at) for at in range(len(self)))
 
     def __repr__(self) -> str:
-        return f"<{len(self)} steps>"
+        return f"<{plural(len(self), 'step')}>"
 
     def _step(self, row: int) -> Step:
         key = (self._token, row)

@@ -91,7 +91,7 @@ def _blind_spots(decoded: Decoded) -> Iterator[BlindSpot]:
         yield BlindSpot(f"{count} {what}", CONSEQUENCES[what])
     for name, count in decoded.foreign.items():
         yield BlindSpot(
-            f"{count} trace entries with the action {name!r}",
+            f"trace entries with the action {name!r}: {count:,}",
             "they are unknown allocator actions and were skipped",
         )
     for trace in decoded.traces:

@@ -8,7 +8,7 @@ from typing import Final
 
 from gpuprobe.model.plans.step_time import RANKS
 from gpuprobe.model.run.work import WorkKind
-from gpuprobe.model.text import human_ns
+from gpuprobe.model.text import human_ns, plural
 from gpuprobe.reporters.html.markup import Markup, el
 from gpuprobe.step_time.predict import TimelineSpan
 from gpuprobe.step_time.replay import Resource
@@ -135,7 +135,7 @@ def _lane(spans: Sequence[TimelineSpan], total: int) -> Markup:
         viewBox=f"0 0 {_WIDTH} {_HEIGHT}",
         preserveAspectRatio="none",
         role="img",
-        aria_label=f"{len(spans)} calls",
+        aria_label=plural(len(spans), "call"),
     )
 
 

@@ -16,14 +16,14 @@ from gpuprobe.analysis.inspection.tracks import Track
 from gpuprobe.model.machine.devices import Device, Inventory
 from gpuprobe.model.memory import Category
 from gpuprobe.model.report import Report
-from gpuprobe.model.text import human_bytes
+from gpuprobe.model.text import human_bytes, plural
 from gpuprobe.model.values import Reading, Unavailable
 from gpuprobe.reporters.html.draw import Drawing
 from gpuprobe.reporters.html.markup import Markup, el
 from gpuprobe.reporters.html.markup import Part as Content
 from gpuprobe.reporters.html.report import asset
 from gpuprobe.reporters.sections.check import check_sections
-from gpuprobe.reporters.sections.parts import Column, Row, Section, Table, cell, plural
+from gpuprobe.reporters.sections.parts import Column, Row, Section, Table, cell
 from gpuprobe.reporters.sections.report import facts, outcome, report_sections
 from gpuprobe.reporters.sections.report.memory import causes_section
 from gpuprobe.reporters.sections.results import ROWS, diff_sections, sections_of

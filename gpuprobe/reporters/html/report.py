@@ -24,7 +24,7 @@ from gpuprobe.analysis.inspection.tracks import Track
 from gpuprobe.analysis.peak.flame import FlameNode
 from gpuprobe.model.report import Report, Steps, cut_to
 from gpuprobe.model.run.recording import StepRows
-from gpuprobe.model.text import human_bytes, human_delta
+from gpuprobe.model.text import human_bytes, human_delta, plural
 from gpuprobe.model.values import Peak, Unavailable
 from gpuprobe.reporters.html.course import Courses, course
 from gpuprobe.reporters.html.data import step_columns, track_data, tree_data
@@ -34,7 +34,7 @@ from gpuprobe.reporters.html.markup import Part as Content
 from gpuprobe.reporters.json import diff as diff_json
 from gpuprobe.reporters.json import report as report_json
 from gpuprobe.reporters.sections.diff import caution_section, compiled_section, peak_sections
-from gpuprobe.reporters.sections.parts import Line, Section, peak_text, plural
+from gpuprobe.reporters.sections.parts import Line, Section, peak_text
 from gpuprobe.reporters.sections.report import MOST_FINDINGS, facts, outcome, report_sections
 from gpuprobe.reporters.sections.report.memory import causes_section
 

@@ -10,7 +10,7 @@ from gpuprobe.analysis.baseline.model import CheckResult, MetricResult
 from gpuprobe.analysis.compare.diff import DiffRow, rows_by_need
 from gpuprobe.analysis.repeats import change_groups
 from gpuprobe.model.findings import Level
-from gpuprobe.model.text import amount, amount_delta
+from gpuprobe.model.text import amount, amount_delta, plural
 from gpuprobe.reporters.sections.diff import most_of
 from gpuprobe.reporters.sections.parts import (
     Cell,
@@ -25,7 +25,6 @@ from gpuprobe.reporters.sections.parts import (
     count,
     duration,
     named,
-    plural,
     size,
 )
 

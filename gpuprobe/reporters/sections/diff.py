@@ -15,7 +15,7 @@ from gpuprobe.analysis.compare.diff import (
 from gpuprobe.analysis.compare.times import MeasuredStepTime
 from gpuprobe.analysis.repeats import change_groups
 from gpuprobe.model.plans.step_time import LINKS, RANKS
-from gpuprobe.model.text import human_bytes, human_delta, human_ns
+from gpuprobe.model.text import human_bytes, human_delta, human_ns, plural
 from gpuprobe.model.values import ReadStatus, Unavailable
 from gpuprobe.reporters.sections.parts import (
     Cell,
@@ -31,7 +31,6 @@ from gpuprobe.reporters.sections.parts import (
     named,
     paragraphs,
     peak_text,
-    plural,
     size,
 )
 from gpuprobe.reporters.sections.step_time import bounds_text, span_text

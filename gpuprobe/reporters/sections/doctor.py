@@ -11,7 +11,7 @@ from gpuprobe.model.machine.diagnosis import (
     NotChecked,
     RankDiagnosis,
 )
-from gpuprobe.model.text import human_bytes, human_ns
+from gpuprobe.model.text import human_bytes, human_ns, plural
 from gpuprobe.model.values import Unavailable
 from gpuprobe.reporters.sections.parts import (
     AUTO,
@@ -23,7 +23,6 @@ from gpuprobe.reporters.sections.parts import (
     Section,
     Table,
     items,
-    plural,
     size,
 )
 

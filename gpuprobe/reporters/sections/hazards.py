@@ -8,6 +8,7 @@ from gpuprobe.hazards.findings.results import PROOF, Hazards, Proof, SyncRow
 from gpuprobe.hazards.rules import SELF_WAIT
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.place import Place
+from gpuprobe.model.text import plural
 from gpuprobe.reporters.sections.parts import (
     Cell,
     Code,
@@ -20,7 +21,6 @@ from gpuprobe.reporters.sections.parts import (
     SourceExcerpt,
     Table,
     bulleted,
-    plural,
 )
 
 _MOST, _MOST_FULL = 20, 200

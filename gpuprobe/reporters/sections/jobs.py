@@ -7,7 +7,7 @@ from gpuprobe.model.run.jobs import (
     ScaleRow,
     Scaling,
 )
-from gpuprobe.model.text import human_ns
+from gpuprobe.model.text import human_ns, plural
 from gpuprobe.reporters.sections.parts import (
     Cell,
     Column,
@@ -15,7 +15,6 @@ from gpuprobe.reporters.sections.parts import (
     Row,
     Section,
     Table,
-    plural,
 )
 
 

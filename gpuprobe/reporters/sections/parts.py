@@ -174,10 +174,6 @@ def capitalized(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def plural(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
 # -- cells
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from gpuprobe.analysis.repeats import RepeatedShare, share_groups
+from gpuprobe.model.place import Place, parse_place
 from gpuprobe.model.plans.estimate import Estimate, EstimatedChange, EstimateShare, RoomyGpu
 from gpuprobe.model.plans.fit import Fit, Trial
 from gpuprobe.model.plans.serving import ServingEstimate, ServingFit, ServingTrial
 from gpuprobe.model.plans.step_time import StepTime
 from gpuprobe.model.report import ShareRow
-from gpuprobe.model.text import human_bytes
+from gpuprobe.model.text import human_bytes, plural
 from gpuprobe.reporters.sections.parts import (
     AUTO,
     Cell,
@@ -24,11 +25,11 @@ from gpuprobe.reporters.sections.parts import (
     Table,
     bulleted,
     named,
-    plural,
     size,
 )
 from gpuprobe.reporters.sections.report.steps import communication_section
 from gpuprobe.reporters.sections.step_time import (
+    short_step_time,
     speed_cells,
     speed_columns,
     speed_notes,
@@ -39,28 +40,18 @@ from gpuprobe.reporters.sections.step_time import (
 _EVIDENCE: Final = "evidence: torch's own CUDA code, on a simulated GPU"
 
 
-def estimate_sections(estimate: Estimate, top: int = 8) -> list[Section]:
-    """The estimate. ``top``: rows of each table; the other rows are summed."""
-    at = "at the peak"
-    if estimate.attributed != estimate.peak_allocated:
-        below = human_bytes(estimate.peak_allocated - estimate.attributed)
-        at = f"at the highest traced instant, {below} below the peak"
-    tables = [
-        Section(f"{title} {at}", (_shares(title, shares, estimate.attributed, top),))
-        for title, shares in (
-            ("Categories", estimate.by_category),
-            ("Lines", estimate.by_line),
-            ("Modules", estimate.by_module),
-        )
-    ]
+def estimate_sections(estimate: Estimate, top: int = 8, *, full: bool = True) -> list[Section]:
+    """The estimate. ``top``: rows of each table; the other rows are summed. Without ``full``, what
+    fits on a screen: the verdict, causes, the peak and the time; and what ``--verbose`` adds.
+    """
+    if not full:
+        return _short(estimate, min(top, _FEW))
+    tables = [*_shares_at_peak(estimate, top)]
     if estimate.causes:
-        tables.insert(0, _not_needed(estimate))
+        tables.insert(0, _not_needed(estimate, len(estimate.causes)))
     if len(estimate.phases) > 1:
         tables.append(Section("Peak of each phase", (_phases(estimate),), "phases"))
-    if estimate.by_device:
-        tables.insert(0, _devices(estimate))
-    if estimate.by_rank:
-        tables.insert(0, _ranks(estimate))
+    tables = [*_several(estimate), *tables]
     if estimate.communication:
         tables.append(
             communication_section("Communication in the last step", estimate.communication, top)
@@ -81,15 +72,78 @@ def estimate_sections(estimate: Estimate, top: int = 8) -> list[Section]:
     ]
 
 
-def _not_needed(estimate: Estimate) -> Section:
-    """The memory that the run does not need, with the remedies."""
+_FEW: Final = 3
+"""Rows of each table of a short estimate."""
+_FEW_CAUSES: Final = 1
+
+
+def _short(estimate: Estimate, top: int) -> list[Section]:
+    """The estimate on one screen."""
+    sections = [
+        Section(
+            f"{_verdict(estimate)}{_best_change(estimate)}",
+            (_needed(estimate), *_estimate_notes(estimate, full=False)),
+        ),
+    ]
+    if estimate.causes:
+        sections.append(_not_needed(estimate, _FEW_CAUSES))
+    elif estimate.growth_advice:
+        sections.append(_growth_section(estimate))
+    sections += _several(estimate)
+    sections += [*_shares_at_peak(estimate, top)][:2]
+    if estimate.fits:
+        sections += short_step_time(estimate.step_time, cost=estimate.cost)
+    sections += _suggested(estimate, few=True)
+    of_lines = [text for text in estimate.assumed if _is_about_a_line(text)]
+    if of_lines:  # the program may take another way there
+        sections.append(Section("Assumed", bulleted(of_lines)))
+    more = [
+        *(["modules, phases"] if estimate.by_module else []),
+        *(["time"] if isinstance(estimate.step_time, StepTime) else []),
+        *(["communication"] if estimate.communication else []),
+        plural(len(estimate.assumed) + len(estimate.not_modelled), "assumption"),
+        *([f"{len(estimate.not_tried)} not tried"] if estimate.not_tried else []),
+    ]
+    sections.append(Section(parts=(Line(f"more with --verbose: {', '.join(more)}", indent=0),)))
+    return sections
+
+
+def _is_about_a_line(text: str) -> bool:
+    """Whether an assumption begins with a line of the program."""
+    place = parse_place(text.partition(": ")[0])
+    return isinstance(place, Place) and bool(place.file)
+
+
+def _shares_at_peak(estimate: Estimate, top: int) -> Iterator[Section]:
+    at = "at the peak"
+    if estimate.attributed != estimate.peak_allocated:
+        below = human_bytes(estimate.peak_allocated - estimate.attributed)
+        at = f"at the highest traced instant, {below} below the peak"
+    for title, shares in (
+        ("Categories", estimate.by_category),
+        ("Lines", estimate.by_line),
+        ("Modules", estimate.by_module),
+    ):
+        yield Section(f"{title} {at}", (_shares(title, shares, estimate.attributed, top),))
+
+
+def _several(estimate: Estimate) -> list[Section]:
+    """Of several ranks, and several GPUs."""
+    ranks = [_ranks(estimate)] if estimate.by_rank else []
+    return [*ranks, *([_devices(estimate)] if estimate.by_device else [])]
+
+
+def _not_needed(estimate: Estimate, most: int) -> Section:
+    """The memory that the run does not need, with the remedies: of ``most`` causes."""
     parts: list[Part] = []
-    for cause in estimate.causes:
+    for cause in estimate.causes[:most]:
         parts.append(Line(cause.sentence, "numbered", code=True))
         parts.append(Line(cause.remedy, label="fix", indent=5))
         if cause.code:
             parts.append(Code(cause.code))
         parts.append(Line(cause.saves, label="saves", indent=5))
+    if estimate.causes[most:]:
+        parts.append(Line(f"({plural(len(estimate.causes) - most, 'more cause')}: --verbose)"))
     return Section("Memory that is not needed", tuple(parts), "causes")
 
 
@@ -129,18 +183,30 @@ def _best_change(estimate: Estimate) -> str:
     return "" if best is None else f"; with {best.name} it fits ({human_bytes(best.needed)})"
 
 
+def _growth_section(estimate: Estimate) -> Section:
+    first = "" if estimate.fits else ": change this first"
+    texts = bulleted(estimate.growth_advice)
+    return Section(f"Memory grows from step to step{first}", texts, "growth")
+
+
 def _estimate_suggestions(estimate: Estimate) -> list[Section]:
     """The changes that were tried, and the GPUs that hold the run as it is."""
+    found = [_growth_section(estimate)] if estimate.growth_advice else []
+    found += _suggested(estimate)
+    if estimate.not_tried:
+        at = next((n for n, one in enumerate(found) if one.name == "gpus"), len(found))
+        found.insert(at, Section("Not tried", bulleted(estimate.not_tried)))
+    return found
+
+
+def _suggested(estimate: Estimate, *, few: bool = False) -> list[Section]:
+    """The changes that were tried, and the GPUs that hold the run as it is; of both a ``few``."""
     fits = any(one.fits for one in estimate.suggestions)
 
     def helps(one: EstimatedChange) -> bool:
         return one.fits if fits else one.needed < estimate.total_high
 
     found: list[Section] = []
-    if estimate.growth_advice:
-        first = "" if estimate.fits else ": change this first"
-        texts = bulleted(estimate.growth_advice)
-        found.append(Section(f"Memory grows from step to step{first}", texts, "growth"))
     if estimate.suggestions:
         run = plural(estimate.steps, "step") if estimate.growth else "it"
         title = f"What would make {run} fit" if fits else "What would help, but is not enough"
@@ -150,15 +216,16 @@ def _estimate_suggestions(estimate: Estimate) -> list[Section]:
         useless = [one.name for one in estimate.suggestions if one not in shown]
         if useless:
             text += f"; of no help: {', '.join(useless)}"
+        if few:
+            shown = [one for one in shown if helps(one)][:_FEW]
         table = (_changes(shown, helps),) if shown else ()
         found.append(Section(title, (*table, Line(text)), "suggestions"))
-    if estimate.not_tried:
-        found.append(Section("Not tried", bulleted(estimate.not_tried)))
     if estimate.smallest_gpus:
         title = "The smallest GPUs that hold it as it is"
         if estimate.growth:
             title = f"The smallest GPUs that hold {plural(estimate.steps, 'step')}"
-        found.append(Section(title, (_gpus(estimate.smallest_gpus),), "gpus"))
+        gpus = estimate.smallest_gpus[: _FEW if few else None]
+        found.append(Section(title, (_gpus(gpus),), "gpus"))
     return found
 
 
@@ -239,7 +306,7 @@ def _needed(estimate: Estimate) -> Table:
     return Table("what it needs", columns, tuple(map(Row, rows)))
 
 
-def _estimate_notes(estimate: Estimate) -> list[Line]:
+def _estimate_notes(estimate: Estimate, *, full: bool = True) -> list[Line]:
     """How the estimate was made."""
     notes = [plural(estimate.steps, "training step") if estimate.steps else "no training step"]
     if estimate.ranks > 1:
@@ -249,15 +316,15 @@ def _estimate_notes(estimate: Estimate) -> list[Line]:
         notes.append(f"torch {estimate.torch}")
     if estimate.settings:
         notes.append(estimate.settings)
-    lines = [Line(", ".join(notes)), Line(_EVIDENCE)]
+    lines = [Line(", ".join(notes)), *([Line(_EVIDENCE)] if full else [])]
     if estimate.model:
         lines.insert(0, Line(f"{estimate.model} (--write-script FILE keeps the script)", "item"))
     if estimate.verdict_why:
         lines.insert(0, Line(f"{estimate.verdict}: {estimate.verdict_why}"))
-    if estimate.compute_why:
+    if estimate.compute_why and (full or estimate.compute != "real"):
         computed = "computed" if estimate.compute == "real" else "not computed"
         lines.append(Line(f"values of large tensors: {computed} ({estimate.compute_why})"))
-        if estimate.compute != "real":
+        if full and estimate.compute != "real":
             lines.append(Line("nan in the script's output: a number that was not computed"))
     return lines
 

@@ -8,7 +8,7 @@ from gpuprobe.allocator.replay import TraceReplay
 from gpuprobe.allocator.results import ReplayResult, TraceResult
 from gpuprobe.allocator.settings import to_conf
 from gpuprobe.allocator.whatif import LIMITS, Range, SettingsAdvice, WhatIfOutcome
-from gpuprobe.model.text import human_bytes, human_delta
+from gpuprobe.model.text import human_bytes, human_delta, plural
 from gpuprobe.reporters.sections.parts import (
     Column,
     Facts,
@@ -150,7 +150,7 @@ def _oom(outcome: WhatIfOutcome) -> str:
 
 def _advice(advice: SettingsAdvice) -> list[Section]:
     best = advice.best
-    tried = f"{len(advice.tried)} settings tried"
+    tried = f"{plural(len(advice.tried), 'setting')} tried"
     parts: tuple[Part, ...]
     if best is None:
         text = f"nothing helps: {tried}, none lowers peak reserved by 2% and 20 MiB"

@@ -11,7 +11,7 @@ from gpuprobe.analysis.repeats import Repeated, time_groups
 from gpuprobe.model.plans.estimate import NOT
 from gpuprobe.model.plans.gpu_table import GpuRow, GpuTable
 from gpuprobe.model.plans.step_time import StepTime, TimeShare, TrainingCost
-from gpuprobe.model.text import human_ns
+from gpuprobe.model.text import human_ns, plural
 from gpuprobe.model.values import Nanoseconds, Unavailable
 from gpuprobe.reporters.sections.parts import (
     AUTO,
@@ -65,6 +65,20 @@ def step_time_sections(
     return sections
 
 
+def short_step_time(
+    time: StepTime | Unavailable, *, cost: TrainingCost | None = None
+) -> list[Section]:
+    """The time of a step and what bounds it, with a count of what it does not include."""
+    if isinstance(time, Unavailable):
+        return step_time_sections(time, 0)
+    left_out = time.left_out
+    (first, *_) = step_time_sections(replace(time, left_out=()), 0, cost=cost)
+    if not left_out:
+        return [first]
+    text = f"not included: {plural(len(left_out), 'part')} of the step (--verbose)"
+    return [replace(first, parts=(*first.parts, Line(text, "item")))]
+
+
 def headline(time: StepTime) -> str:
     """``Step time on h100-80gb: 13.5 ms (12.6 to 15.7 ms), predicted``."""
     return f"Step time on {time.gpu}: {span_text(time)}, predicted"
@@ -101,10 +115,7 @@ def _sentences(time: StepTime) -> Iterator[str]:
     if rates:
         yield ", ".join(rates)
     yield bounds_text(time)
-    yield (
-        f"prices from measured kernels of this GPU: {time.measured:.0%} of the GPU's time; "
-        "the rest is by models"
-    )
+    yield f"prices: {time.measured:.0%} by measured kernels of this GPU, the rest by models"
 
 
 def bounds_text(time: StepTime) -> str:

@@ -16,7 +16,7 @@ from gpuprobe.model.findings import Finding
 from gpuprobe.model.machine.process import Neighbours
 from gpuprobe.model.run.recording import RankRecording
 from gpuprobe.model.run.session import AllocatorActivity, DeviceWindow, Step
-from gpuprobe.model.text import human_bytes, human_ns
+from gpuprobe.model.text import human_bytes, human_ns, plural
 from gpuprobe.model.values import Peak, Unavailable
 from gpuprobe.reporters.sections.parts import (
     Cell,
@@ -27,7 +27,6 @@ from gpuprobe.reporters.sections.parts import (
     bounds,
     duration,
     items,
-    plural,
     size,
 )
 
@@ -177,7 +176,7 @@ def _non_tensor(
     elif not isinstance(held, Unavailable):
         held = Unavailable("memory reserved by torch is unknown")
     count = around.other_processes
-    others = "no other process" if not count else f"{count} other processes"
+    others = "no other process" if not count else plural(count, "other process")
     if count == 1:
         others = "1 other process"
     if count:
@@ -254,7 +253,7 @@ def _allocator(steps: Sequence[Step], device: str) -> list[str]:
     )
     retries, ooms = (sum(getattr(c, name) for c in counts) for name in ("alloc_retries", "ooms"))
     return [
-        f"in the last {len(counts)} steps: {allocs} cudaMalloc, {frees} cudaFree, "
+        f"in the last {plural(len(counts), 'step')}: {allocs} cudaMalloc, {frees} cudaFree, "
         f"{retries} retries, {ooms} out of memory"
     ]
 
@@ -266,7 +265,7 @@ def _collectives(steps: Sequence[Step]) -> Iterable[str]:
     for call in shares.collectives[:3]:
         time = "" if isinstance(call.host_ns, Unavailable) else f", waited {human_ns(call.host_ns)}"
         wire = "" if isinstance(call.wire, Unavailable) else f", {human_bytes(call.wire)} sent"
-        yield f"{call.op}: {call.count} calls, {human_bytes(call.bytes)}{wire}{time}"
+        yield f"{call.op}: {plural(call.count, 'call')}, {human_bytes(call.bytes)}{wire}{time}"
 
 
 def _communication(rank: RankRecording) -> Iterable[str]:
@@ -288,7 +287,7 @@ def _syncs(findings: Sequence[Finding]) -> list[str]:
         return ["none recorded (gpuprobe run --hazards detects them)"]
     total = sum(finding.count for finding in syncs)
     places = "1 line" if len(syncs) == 1 else f"{len(syncs)} lines"
-    lines = [f"{total} implicit synchronisations at {places}"]
+    lines = [f"{plural(total, 'implicit synchronisation')} at {places}"]
     for finding in sorted(syncs, key=lambda f: -f.count)[:3]:
         where = f" at {finding.location}" if finding.location else ""
         lines.append(f"{finding.count}× {finding.subject or finding.message}{where}")

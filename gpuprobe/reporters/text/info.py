@@ -24,7 +24,7 @@ from gpuprobe.model.machine.devices import (
     NvLink,
     TopologyMatrix,
 )
-from gpuprobe.model.text import cut, human_bytes, padded, ranges, visible, width, wrapped
+from gpuprobe.model.text import cut, human_bytes, padded, plural, ranges, visible, width, wrapped
 from gpuprobe.model.values import Reading, ReadStatus, Unavailable
 
 WIDTH = 100
@@ -349,12 +349,12 @@ def _remarks(device: Device) -> Iterator[str]:
         if trouble:
             yield "throttled: " + ", ".join(map(visible, trouble))
     for label, reading in (
-        ("uncorrected ECC errors", device.ecc.uncorrected_volatile),
-        ("retired pages", device.retired.pages_double_bit),
+        ("uncorrected ECC error", device.ecc.uncorrected_volatile),
+        ("retired page", device.retired.pages_double_bit),
     ):
         count = reading.value
         if isinstance(count, int) and count:
-            yield f"{count} {label}"
+            yield plural(count, label)
     if device.retired.rows_failed.value is True:
         yield "row remap failed"
     if device.retired.rows_pending.value is True or device.retired.pages_pending.value is True:

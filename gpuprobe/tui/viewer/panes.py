@@ -19,10 +19,10 @@ from gpuprobe.model.causes import MemoryCause
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.io.codec import finding_to_plain, to_plain
 from gpuprobe.model.run.recording import RankRecording, Recording
-from gpuprobe.model.text import human_bytes, human_ns, visible, wrapped
+from gpuprobe.model.text import human_bytes, human_ns, plural, visible, wrapped
 from gpuprobe.model.values import Unavailable
 from gpuprobe.reporters.sections.causes import cause_parts
-from gpuprobe.reporters.sections.parts import Code, Section, plural
+from gpuprobe.reporters.sections.parts import Code, Section
 from gpuprobe.reporters.sections.parts import Line as Sentence
 from gpuprobe.reporters.sections.watch import Surroundings, now_sections
 from gpuprobe.tui.viewer.reading import (

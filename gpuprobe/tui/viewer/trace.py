@@ -32,7 +32,7 @@ from gpuprobe.model.io.codec import to_plain
 from gpuprobe.model.io.files import gc_paused
 from gpuprobe.model.needs import Need
 from gpuprobe.model.run.recording import RankRecording
-from gpuprobe.model.text import human_bytes, human_ns, visible
+from gpuprobe.model.text import human_bytes, human_ns, plural, visible
 from gpuprobe.model.values import Unavailable
 from gpuprobe.tui.viewer.block import FOLD_KEY, BlockScreen
 from gpuprobe.tui.viewer.memory_maps import ORDERS, Bar, MemoryTreemap, bars, map_line, same_memory
@@ -618,7 +618,9 @@ class TracePane(Pane, Vertical):
             self._segments.fill([((why, "dim"),)], 0, lambda index: [])
             return
         free = human_bytes(sum(bar.free for bar in drawn))
-        head = f"{len(drawn)} segments by {self._order} · {free} free (·) · o: change order"
+        head = (
+            f"{plural(len(drawn), 'segment')} by {self._order} · {free} free (·) · o: change order"
+        )
         width, plain = self._segments.size.width - 3, self._plain
         self._segments.fill(
             [(("", "section"), (head, "head"))],

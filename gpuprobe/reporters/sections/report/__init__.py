@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from gpuprobe.model.causes import MemoryCause
 from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.report import AT_STEP_END, CategoryTable, Report
-from gpuprobe.model.text import human_bytes, human_ns, ranges
+from gpuprobe.model.text import human_bytes, human_ns, plural, ranges
 from gpuprobe.model.values import Unavailable
 from gpuprobe.reporters.sections.causes import cause_parts
 from gpuprobe.reporters.sections.parts import (
@@ -21,7 +21,6 @@ from gpuprobe.reporters.sections.parts import (
     SourceExcerpt,
     bulleted,
     named,
-    plural,
 )
 from gpuprobe.reporters.sections.report.failures import (
     ended_out_of_memory,
@@ -296,7 +295,9 @@ def _about(found: Finding) -> Iterator[Part]:
         yield Line(str(place), place=True)
         yield SourceExcerpt(place)
     if len(found.related) > len(related):
-        yield Line(f"… {len(found.related) - len(related)} more places: --json lists them")
+        yield Line(
+            f"… {plural(len(found.related) - len(related), 'more place')}: --json lists them"
+        )
     if found.fix is not None:
         yield Line(found.fix.text, label="fix")
         yield Code(found.fix.code)

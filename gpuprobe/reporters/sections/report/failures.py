@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from gpuprobe.errors import ConfigError
 from gpuprobe.model.report import OutOfMemory, Report
-from gpuprobe.model.text import human_bytes
+from gpuprobe.model.text import human_bytes, plural
 from gpuprobe.model.values import Unavailable
 from gpuprobe.reporters.sections.parts import (
     Code,
@@ -18,7 +18,6 @@ from gpuprobe.reporters.sections.parts import (
     Section,
     amount,
     items,
-    plural,
 )
 
 _ESTIMATED_STEPS = 3

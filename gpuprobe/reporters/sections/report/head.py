@@ -11,10 +11,10 @@ from gpuprobe.causes.recorded import GROWTH
 from gpuprobe.model.causes import MemoryCause
 from gpuprobe.model.needs import Need
 from gpuprobe.model.report import AT_STEP_END, CategoryTable, Head, OutOfMemory, Report, ShareTable
-from gpuprobe.model.text import human_bytes
+from gpuprobe.model.text import human_bytes, plural
 from gpuprobe.model.values import Unavailable
 from gpuprobe.reporters.sections.causes import cause_line, effect_text
-from gpuprobe.reporters.sections.parts import Facts, Section, capitalized, named, peak_text, plural
+from gpuprobe.reporters.sections.parts import Facts, Section, capitalized, named, peak_text
 from gpuprobe.reporters.sections.report.failures import (
     estimate_command,
     failed_allocation,
@@ -142,7 +142,7 @@ def _without_cause(report: Report) -> tuple[str, str, str]:
     if failed_allocation(report) and report.out_of_memory:
         failure = report.out_of_memory[-1]
         fits = () if isinstance(failure.fits_with, Unavailable) else failure.fits_with
-        if fits and not (failure.nearly_full and fix):
+        if fits and not failure.nearly_full:
             best = min(fits, key=lambda text: text.count(","))
             fix = f"PYTORCH_CUDA_ALLOC_CONF={best}"
             saves = (

@@ -19,7 +19,7 @@ from gpuprobe.model.report import (
     remainder,
 )
 from gpuprobe.model.run.holders import Holder
-from gpuprobe.model.text import human_bytes, human_delta
+from gpuprobe.model.text import human_bytes, human_delta, plural
 from gpuprobe.model.values import Peak, Unavailable
 from gpuprobe.reporters.sections.parts import (
     Cell,
@@ -35,7 +35,6 @@ from gpuprobe.reporters.sections.parts import (
     items,
     named,
     peak_text,
-    plural,
     size,
 )
 

@@ -13,7 +13,7 @@ from gpuprobe.model.report import (
 )
 from gpuprobe.model.run.recording import ChildPeak
 from gpuprobe.model.run.session import Placed
-from gpuprobe.model.text import human_bytes, human_delta, human_ns, ranges
+from gpuprobe.model.text import human_bytes, human_delta, human_ns, plural, ranges
 from gpuprobe.model.values import Peak, Unavailable
 from gpuprobe.reporters.sections.parts import (
     AUTO,
@@ -30,7 +30,6 @@ from gpuprobe.reporters.sections.parts import (
     duration,
     known_size,
     named,
-    plural,
     size,
 )
 
@@ -164,7 +163,7 @@ def placement_sections(report: Report, *, full: bool) -> list[Section]:
             for row in rows[: 2 * _FEW]
         ]
         if len(rows) > 2 * _FEW:
-            parts.append(Line(f"… {len(rows) - 2 * _FEW} more parts"))
+            parts.append(Line(f"… {plural(len(rows) - 2 * _FEW, 'more part')}"))
     return [Section("Device placement", tuple(parts), "placement", "Placement")]
 
 

@@ -13,7 +13,7 @@ from gpuprobe.model.run.communication import Transfer
 from gpuprobe.model.run.launches import LaunchKind, LaunchReport, LaunchRow
 from gpuprobe.model.run.recording import StepRow, StepRows
 from gpuprobe.model.run.session import Collective, DeviceWindow
-from gpuprobe.model.text import human_bytes, human_ns
+from gpuprobe.model.text import human_bytes, human_ns, plural
 from gpuprobe.model.values import Peak, Unavailable
 from gpuprobe.reporters.sections.parts import (
     AUTO,
@@ -29,7 +29,6 @@ from gpuprobe.reporters.sections.parts import (
     count,
     duration,
     known_size,
-    plural,
     size,
 )
 from gpuprobe.reporters.sections.report.ranks import MOST_DEVICES
@@ -213,7 +212,7 @@ def time_sections(report: Report, *, full: bool) -> list[Section]:
     else:
         parts += [_call(call, total) for call in found.collectives[:_FEW]]
         if len(found.collectives) > _FEW:
-            parts.append(Line(f"… {len(found.collectives) - _FEW} more operations"))
+            parts.append(Line(f"… {plural(len(found.collectives) - _FEW, 'more operation')}"))
     return [Section("Where the time goes", tuple(parts), "time", "Time")]
 
 
@@ -235,7 +234,9 @@ def _phases(found: TimeShares) -> Table:
     rows = [row(one.path, one.ns, one.gpu_ns if timed else None) for one in listed]
     if others:
         gpu_ns = sum(one.gpu_ns for one in others) if timed else None
-        rows.append(row(f"({len(others)} other phases)", sum(one.ns for one in others), gpu_ns))
+        rows.append(
+            row(f"({plural(len(others), 'other phase')})", sum(one.ns for one in others), gpu_ns)
+        )
     rows.append(row("(in no phase)", found.outside_phases_ns, None))
     columns = (
         Column("phase", 24),
