@@ -94,6 +94,7 @@ _TAKE_NUMBERS = (
     "opens_many",
     "opens_all_kinds",
     "runs_an_interpreter",
+    "passes_descriptors_on",
 )
 """Parts whose files get the numbers of others, or that note their numbers."""
 _LIMIT_FILES = ("limits_its_files", "is_ended_by_a_large_file", "lets_large_files_end_it")
