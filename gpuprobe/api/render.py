@@ -163,7 +163,7 @@ def _diff_sections(result: Diff, options: Options) -> list[Section]:
 def _estimate_sections(result: Estimate, options: Options) -> list[Section]:
     from gpuprobe.reporters.sections.plans import estimate_sections
 
-    return estimate_sections(result, **_given(top=options.top))
+    return estimate_sections(result, full=options.full, **_given(top=options.top))
 
 
 def _explanation_sections(result: Explanation, options: Options) -> list[Section]:

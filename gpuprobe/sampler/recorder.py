@@ -496,8 +496,10 @@ class Recorder:
             self._forward_from_here()
 
     @_guarded
-    def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def inputs(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A model is called with these arguments."""
+        if self._traces.work is not None and self._timeline.path.startswith("forward"):
+            self._traces.work.model_called(module, (args, kwargs))
         if self._per_step.placement.active:
             self._per_step.placement.inputs((*args, *kwargs.values()))
         if self._traces.modules is not None:

@@ -130,8 +130,10 @@ def _time(
         used=_used(tasks, expected * 1e-9, prices),
         tokens=step.tokens,
         images=step.images,
+        samples=step.samples,
         left_out=priced.left_out,
         sources=tuple(prices.provenance),
+        by_thread=tables["thread"],
     )
 
 
@@ -140,8 +142,8 @@ _NO_WORK: Final = (Resource.HOST, Resource.RANKS)
 
 @dataclass(frozen=True, slots=True)
 class TimelineSpan:
-    """Something that runs in a predicted step: nanoseconds since it began. ``track``: ``host``, or
-    a stream as ``cuda:0/7``.
+    """Something that runs in a predicted step: nanoseconds since it began. ``track``: the host's
+    thread, ``host`` where that was not recorded, or a stream as ``cuda:0/7``.
     """
 
     start_ns: int
@@ -203,7 +205,7 @@ def _course(
             TimelineSpan(
                 _ns(span.start - began),
                 _ns(span.end - began),
-                "host" if on_host else step.streams[task.stream],
+                (task.thread or "host") if on_host else step.streams[task.stream],
                 what,
                 task.work,
                 step.places[at[task.operator - 1]] if task.operator else None,
@@ -443,6 +445,7 @@ def _tables(
         "phase": _shares(parts, tasks, total, lambda task: place(task).phase.partition("/")[0]),
         "module": _shares(parts, tasks, total, lambda task: place(task).module or "(no module)"),
         "line": _shares(parts, tasks, total, lambda task: place(task).place),
+        "thread": _shares(parts, tasks, total, lambda task: task.thread) if step.issued else (),
     }
 
 

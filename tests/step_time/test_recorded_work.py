@@ -13,7 +13,7 @@ import pytest
 import gpuprobe
 from gpuprobe.model.run.launches import LaunchKind, rows_of
 from gpuprobe.model.run.session import Step
-from gpuprobe.model.run.work import Action, StepWork, Work, WorkKind
+from gpuprobe.model.run.work import AUTOGRAD, MAIN, Action, StepWork, Work, WorkKind, unpack
 from gpuprobe.model.values import Unavailable
 from gpuprobe.step_time.price import Price
 from gpuprobe.step_time.prices import Prices, prices
@@ -128,6 +128,71 @@ def test_sizes_layouts_bytes_and_tokens(tmp_path: Path) -> None:
     assert lookup.read == 128 * 8 + 128 * 64 * 4  # the indices, and as many rows
     assert lookup.written == 128 * 64 * 4
     assert work.tokens == 128
+
+
+def test_samples_are_the_rows_of_the_first_input_where_that_is_known(tmp_path: Path) -> None:
+    with gpuprobe.virtual_gpu("a100-40gb"):
+        import torch
+
+        model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.Linear(32, 8)).cuda()
+        other = torch.nn.Linear(8, 8).cuda()
+        recurrent = torch.nn.TransformerEncoderLayer(64, 4, 64).cuda()  # the batch is second
+        lookup = torch.nn.Embedding(100, 8).cuda()
+        cases: dict[str, Callable[[], Any]] = {
+            "one": lambda: model(torch.randn(16, 64, device="cuda")),
+            "four": lambda: sum(model(torch.randn(4, 64, device="cuda")) for _ in range(4)),
+            "two models": lambda: other(model(torch.randn(16, 64, device="cuda"))[:4]),
+            "second": lambda: recurrent(torch.randn(16, 2, 64, device="cuda")),
+            "flat": lambda: model(torch.randn(64, device="cuda")),
+            "ids": lambda: lookup(torch.randint(100, (24,), device="cuda")),
+        }
+        found = {}
+        for name, call in cases.items():
+            (tmp_path / name).mkdir()
+
+            def step(call: Callable[[], Any] = call) -> None:
+                call().sum().backward()
+
+            found[name] = work_of(recorded(tmp_path / name, step)[-1])
+    assert found["one"].samples == found["four"].samples == 16
+    assert (found["ids"].samples, found["ids"].tokens) == (24, 0)
+    reasons = {n: w.samples.reason for n, w in found.items() if isinstance(w.samples, Unavailable)}
+    assert list(reasons) == ["two models", "second", "flat"]
+    assert "several models" in reasons["two models"]
+    assert "batch_first=False" in reasons["second"]
+    assert "one dimension" in reasons["flat"]
+
+
+def test_every_call_has_the_thread_that_made_it(tmp_path: Path) -> None:
+    with gpuprobe.virtual_gpu("a100-40gb"):
+        import threading
+
+        import torch
+
+        layer = torch.nn.Linear(64, 64).cuda()
+        x = torch.randn(8, 64, device="cuda")
+
+        def step() -> None:
+            layer(x).sum().backward()
+            prefetch = threading.Thread(target=x.clone, name="prefetch")
+            prefetch.start()
+            prefetch.join()
+            threads.append(prefetch)
+
+        threads: list[threading.Thread] = []
+        work = work_of(recorded(tmp_path, step)[-1])
+    assert len(work.threads) == 3
+    assert {MAIN, AUTOGRAD} < set(work.threads)
+    phases = {
+        (task.thread, work.places[unpack(work.operators, "operators")[1][task.operator - 1]].phase)
+        for task in tasks_of(work)
+        if task.operator
+    }
+    assert (MAIN, "forward") in phases
+    assert (AUTOGRAD, "backward") in phases
+    assert (MAIN, "backward") not in {p for p in phases if p[0] == AUTOGRAD}
+    (own,) = set(work.threads) - {MAIN, AUTOGRAD}
+    assert own == "a thread that has ended"
 
 
 def one(work: StepWork, operator: str) -> Work:

@@ -93,6 +93,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="end the program after this time, with the estimate of the steps that it has made, "
         "two at least (default: 600)",
     )
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="also the sources of a step's time"
+    )
     add_formats(parser)
     add_top(parser, 8)
     add_model(parser)
@@ -161,7 +164,8 @@ def _estimate(
         estimate = replace(estimate, model=model.choices)
     # A written script may be in a temporary folder, whose name is random.
     folder = Path.cwd() if model is None else Path(model.path).parent.absolute()
-    render(estimate, format_of(args), sys.stdout, top=args.top, cwd=str(folder))
+    out = sys.stdout
+    render(estimate, format_of(args), out, full=args.verbose, top=args.top, cwd=str(folder))
     return exit_codes.OK if estimate.fits else exit_codes.FINDINGS
 
 
