@@ -249,7 +249,13 @@ class Recorder:
         if self._level == "trace" and not cuda:
             reader.sources.append(self._traces.start_cpu(self._timeline, self.fault))
             self._timeline.restart()
-        self._per_step = PerStep(self._blind, self._timeline, self._traces, self.fault)
+        self._per_step = PerStep(
+            self._blind,
+            self._timeline,
+            self._traces,
+            self.fault,
+            on_gpu=cuda and not simulated,
+        )
         self._per_step.records.simulated = simulated
         self._per_step.collectives.install()
         self._hooks = Hooks(self, self._given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,7 +37,7 @@ from gpuprobe.step_time.replay import (
 )
 from gpuprobe.step_time.together import rank_tasks
 
-VERSION: Final = 5
+VERSION: Final = 6
 """Of the prices and of the replay: increased with every change of the figures. Times of different
 versions are not comparable."""
 _MOST_ROWS: Final = 2_000
@@ -112,6 +113,7 @@ def _time(
     gpu = [span for span in spans[-1] if span.resource not in _NO_WORK]
     parts = _parts(priced, spans, (ends[-2], ends[-1]), prices)
     tables = _tables(step, parts, tasks, expected)
+    waits = _waits(spans)
     flops = sum(task.work.flops for task in _calls(tasks) if task.work is not None)
     return StepTime(
         gpu=prices.name,
@@ -121,7 +123,7 @@ def _time(
         high_ns=max(slow, expected),
         gpu_ns=Nanoseconds(sum(_ns(span.end - span.start) for span in gpu)),
         measured=_measured(priced, gpu),
-        bounds=_bounds(_limits(parts, _waits(spans)), expected),
+        bounds=_bounds(_limits(parts, waits), expected),
         by_kind=tables["kind"],
         by_phase=tables["phase"],
         by_module=tables["module"],
@@ -134,6 +136,8 @@ def _time(
         left_out=priced.left_out,
         sources=tuple(prices.provenance),
         by_thread=tables["thread"],
+        host_waits=sum(map(_host_waits, tasks)),
+        host_waits_ns=_ns(_waited(spans)),
     )
 
 
@@ -320,6 +324,28 @@ def _waits(spans: list[list[TaskSpan]]) -> list[tuple[float, float]]:
         (span.start, span.end) for step in spans for span in step if span.resource is Resource.HOST
     )
     return [(end, start) for (_, end), (start, _) in pairwise(host) if start > end]
+
+
+def _host_waits(task: Task) -> bool:
+    """Whether this is a call by which the host waits for the GPU."""
+    if task.action is Action.COPY:
+        return task.work is not None and task.work.variant.endswith(" sync")
+    return task.action in _WAITING_CALLS
+
+
+_WAITING_CALLS: Final = (
+    Action.HOST_WAITS_EVENT,
+    Action.HOST_WAITS_STREAM,
+    Action.HOST_WAITS_DEVICE,
+)
+
+
+def _waited(spans: list[list[TaskSpan]]) -> float:
+    """How long the host waits for the GPU in the last step, with what it waits for before that."""
+    begins = min(
+        (span.start for span in spans[-1] if span.resource is Resource.HOST), default=math.inf
+    )
+    return sum(end - start for start, end in _waits(spans) if end >= begins)
 
 
 def _limits(parts: Sequence[_Part], waits: Sequence[tuple[float, float]]) -> list[_Part]:

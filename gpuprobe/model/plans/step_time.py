@@ -98,6 +98,8 @@ class StepTime:
     sources: Annotated[tuple[str, ...], AtMost(64), "where the prices are from"] = ()
     by_rank: tuple[RankStepTime, ...] = ()
     by_thread: tuple[TimeShare, ...] = ()
+    host_waits: Annotated[Count, "calls by which the host waits for the GPU"] = 0
+    host_waits_ns: Annotated[Nanoseconds, "how long it waits in them"] = Nanoseconds(0)
 
     @property
     def counted(self) -> tuple[tuple[str, int], ...]:

@@ -11,6 +11,7 @@ import functools
 import re
 from array import array
 from collections.abc import Callable, Iterable
+from threading import get_native_id
 from typing import Any, Final
 
 import torch
@@ -85,6 +86,7 @@ class WorkTrace:
         self._tokens: dict[Any, int] = {}
         self._images: dict[Any, int] = {}
         self._samples: dict[Any, int | Unavailable] = {}
+        self._threads: dict[int, str] = {}
 
     def install(self, patches: Patches, number_kernel: NumberKernel) -> None:
         """Follow Triton's kernels until ``patches`` are undone."""
@@ -115,6 +117,9 @@ class WorkTrace:
         result: object,
     ) -> None:
         """An operator has returned."""
+        thread = get_native_id()
+        if thread not in self._threads:  # it may have ended when the step does
+            self._threads[thread] = thread_name(thread)
         work = self._known.of(op, args, kwargs, result)
         self._note(number, work, place, phase)
         if work is not None and phase.startswith("forward"):
@@ -287,7 +292,7 @@ class WorkTrace:
             tokens=self._most_tokens(works),
             images=max(self._images.values(), default=0),
             samples=self._all_samples(),
-            threads=tuple(map(thread_name, threads)),
+            threads=tuple(self._threads.get(n) or thread_name(n) for n in threads),
             issued=pack((issued,)),
         )
         self._forget()
