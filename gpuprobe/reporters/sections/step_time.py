@@ -24,6 +24,7 @@ from gpuprobe.reporters.sections.parts import (
     Table,
     bulleted,
     duration,
+    plural,
 )
 
 _LEAST: Final = 0.01  # of the step: smaller shares are not printed
@@ -298,9 +299,13 @@ def _cost_cell(row: Speed) -> Cell:
 
 
 def _work_text(time: StepTime) -> str:
-    """Which step it is, and its work."""
+    """Which step it is, its work, and how long the host waits for it."""
     flops = f"{time.flops / 1e12:,.3g} TFLOP in products, attention and convolutions"
-    return f"step {time.step}: {human_ns(time.gpu_ns)} of work on the GPU, {flops}"
+    text = f"step {time.step}: {human_ns(time.gpu_ns)} of work on the GPU, {flops}"
+    if time.host_waits:
+        calls = plural(time.host_waits, "call")
+        text += f"; the host waits for it in {calls}, {human_ns(time.host_waits_ns)}"
+    return text
 
 
 def _cost_text(cost: TrainingCost) -> str:
