@@ -57,8 +57,14 @@ def find(name: str) -> GpuModel:
     found = known.get(key)
     if found is not None:
         return found
+    if maker := _maker_of(key):
+        raise ConfigError(
+            f"{visible(name)!r} is made by {maker}, not by NVIDIA: only GPUs that run CUDA are "
+            "simulated",
+            hint="--gpu list prints them",
+        )
     begins = [name for name in known if len(key) >= 2 and name.startswith(key)]
-    alike = 0.5 if len(key) <= _SHORT_NAME else 0.6
+    alike = 0.5 if len(key) <= _SHORT_NAME else 0.7
     similar = get_close_matches(key, known, n=5, cutoff=alike)  # the most similar first
     near = list(dict.fromkeys(known[name].name for name in (*begins, *similar)))
     hint = f"did you mean {', '.join(near)}?" if near else "--gpu list prints them all"
@@ -67,6 +73,22 @@ def find(name: str) -> GpuModel:
         hint = f"several are written {counted[2]}x{model.name}"
     hint += f"; a file of your own GPUs ({ENVIRONMENT}) can have others"
     raise ConfigError(f"unknown GPU {visible(name)!r}", hint=hint)
+
+
+_MAKERS: Final = (
+    ("AMD", r"amd|instinct|radeon|mi\d{2,3}[a-z]?$|rx\d{3,4}"),
+    ("Intel", r"intel|gaudi|habana|arc[ab]?\d|pontevecchio"),
+    ("Google", r"google|tpu"),
+    ("Apple", r"apple|mps$|m\d(pro|max|ultra)$"),
+    ("Amazon", r"aws|amazon|trainium|inferentia|trn\d|inf\d"),
+    ("Huawei", r"huawei|ascend"),
+)
+"""How the names of accelerators begin that do not run CUDA."""
+
+
+def _maker_of(key: str) -> str:
+    """Who makes the accelerator of that name, if NVIDIA does not; "" if that is not known."""
+    return next((maker for maker, names in _MAKERS if re.match(names, key)), "")
 
 
 def parse_spec(text: str) -> tuple[GpuModel, ...]:

@@ -15,10 +15,7 @@ from contextlib import suppress
 from typing import Final
 
 from gpuprobe.clocks import monotonic, sleep
-
-NAME: Final = "pt_autograd"
-"""Prefix of the threads' names. Source: ``c10::setThreadName`` in
-torch/csrc/autograd/engine.cpp, since torch 2.5."""
+from gpuprobe.torch_support.thread_names import ENGINE
 
 MOST: Final = 2.0
 """The longest delay of the end of a process, in seconds."""
@@ -49,7 +46,7 @@ def _threads() -> list[str]:
         folders = [f"{_THREADS}/{number}" for number in _list(_THREADS)]
     except OSError:
         return []
-    return [folder for folder in folders if _text(f"{folder}/comm").startswith(NAME)]
+    return [folder for folder in folders if _text(f"{folder}/comm").startswith(ENGINE)]
 
 
 def _is_busy(thread: str) -> bool:

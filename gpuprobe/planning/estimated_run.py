@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from gpuprobe.catalogue.architectures import no_kernels
 from gpuprobe.errors import (
     DataError,
     DoesNotFit,
@@ -39,7 +40,6 @@ from gpuprobe.planning.processes import (
     started_processes,
 )
 from gpuprobe.planning.program import described, handler_of
-from gpuprobe.probes.health.driver import runs_on
 from gpuprobe.recording.files import scratch_recording
 from gpuprobe.recording.load import load
 from gpuprobe.recording.writer import RecordingWriter
@@ -260,9 +260,17 @@ class EstimatedProgram(EstimatedFunction):
         text = f"the program failed at {place_in(error)}: {described(error)}"
         if program_error(error).lacks_launcher:
             return ProgramFailed(text, hint="torchrun sets it: --ranks N, for one rank of N")
-        if without := _without_kernels():
+        if without := self._without_kernels():
             return ProgramFailed(text, hint=without)
         return _failed(measured, text)
+
+    @staticmethod
+    def _without_kernels() -> str:
+        """That this torch has no kernels for the GPU; or ""."""
+        if not torch.cuda.is_initialized():
+            return ""
+        capability = torch.cuda.get_device_capability()
+        return no_kernels(torch.__version__, torch.cuda.get_arch_list(), capability)
 
     def _without_host_memory(self, error: Exception) -> TooLarge | ProgramFailed:
         if self._bounded:
@@ -374,17 +382,6 @@ def _unused(run: EstimatedFunction, gpus: int) -> DataError:
         hint="estimate what one of them runs, as a script; of a job with --ranks N"
         + ("; or more --steps than they make" if run.waits else ""),
     )
-
-
-def _without_kernels() -> str:
-    """That this torch has no kernels for the GPU, as of a V100 since CUDA 13; or ""."""
-    if not torch.cuda.is_initialized():
-        return ""
-    capability = torch.cuda.get_device_capability()
-    if any(runs_on(arch, capability) for arch in torch.cuda.get_arch_list()):
-        return ""
-    major, minor = capability
-    return f"torch {torch.__version__} has no kernels for compute capability {major}.{minor}"
 
 
 def _failed(measured: NativeMeasurement, text: str) -> ProgramFailed:

@@ -16,6 +16,7 @@ from gpuprobe.analysis.communication import transfers
 from gpuprobe.analysis.evaluation import WITH_GRADIENTS
 from gpuprobe.analysis.peak.peaks import device_categories, device_peaks
 from gpuprobe.analysis.trace.parts import traced
+from gpuprobe.catalogue.architectures import no_kernels
 from gpuprobe.causes.recorded import CYCLE, EVALUATION
 from gpuprobe.model.io.files import gc_paused
 from gpuprobe.model.plans.estimate import (
@@ -228,8 +229,17 @@ def estimate_of(
         processes_low=fit.others.low,
         processes_high=fit.others.high,
         torch=str(torch.__version__),
+        no_kernels=_no_kernels(run),
         step_time=time,
     )
+
+
+def _no_kernels(run: EngineRun) -> str:
+    """That this build of torch has no kernels for a GPU of the run; or ""."""
+    archs = torch.cuda.get_arch_list()
+    models = {device.model.name: device.model for device in run.devices}.values()
+    texts = (no_kernels(torch.__version__, archs, model.capability) for model in models)
+    return next(filter(None, texts), "")
 
 
 _MOST_CAUSES = 3

@@ -19,7 +19,7 @@ from gpuprobe.model.io.codec import from_plain
 from gpuprobe.model.plans.assumptions import Assumptions
 from gpuprobe.model.plans.fit import Fit, FitChoice, FitSuggestion, Trial
 from gpuprobe.model.plans.request import EstimateRequest
-from gpuprobe.model.plans.step_time import StepTime, cost_of
+from gpuprobe.model.plans.step_time import StepTime, cost_of, speed_fields
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
 from gpuprobe.planning.alternatives import (
@@ -157,6 +157,7 @@ def fit(
             Bytes(found.total_high),
             found.capacity,
             time=found.step_time,
+            no_kernels=found.no_kernels,
         )
 
     tried = search(trial, least, most)
@@ -307,18 +308,15 @@ class _CaseSearch:
         )
         if trial is None or not self.largest:
             return chosen
+        chosen = replace(chosen, no_kernels=trial.no_kernels)
         if isinstance(trial.time, Unavailable):
             return replace(chosen, no_time=trial.time.reason)
         gpus = len(parse_spec(self.case.gpu)) * self.case.ranks
         price = self.case.price
         return replace(
             chosen,
-            low_ns=trial.time.low_ns,
-            expected_ns=trial.time.expected_ns,
-            high_ns=trial.time.high_ns,
-            tokens=trial.time.tokens,
-            images=trial.time.images,
             cost=cost_of(trial.time, price, gpus, self.case.prices.date) if price else None,
+            **speed_fields(trial.time),
         )
 
     def result(self, **rest: Any) -> Fit:
@@ -432,6 +430,7 @@ def _trial(value: int, document: Document) -> Trial:
         Bytes(document["total"]["at_most"]),
         Bytes(document["capacity"]),
         time=_time(document["step_time"]),
+        no_kernels=document["no_kernels"],
     )
 
 

@@ -10,6 +10,7 @@ from gpuprobe.catalogue.gpus import alternatives
 from gpuprobe.model.plans.estimate import priced
 from gpuprobe.model.plans.gpu_table import GpuRow, GpuTable
 from gpuprobe.model.plans.request import EstimateRequest, PriceList
+from gpuprobe.model.plans.step_time import speed_fields
 from gpuprobe.model.values import Unavailable
 from gpuprobe.planning.program import ProgramStart
 from gpuprobe.planning.trials import EstimateServer
@@ -40,20 +41,18 @@ def _row(name: str, document: Mapping[str, Any], price: float, date: str) -> Gpu
         return GpuRow(name, failed=f"{document['error']}{hint and f' ({hint})'}")
     estimate = ESTIMATE.read(dict(document))
     time = estimate.step_time
-    return GpuRow(
+    row = GpuRow(
         name,
         verdict=estimate.verdict,
         total_low=estimate.total_low,
         total_high=estimate.total_high,
         capacity=estimate.capacity,
-        low_ns=0 if isinstance(time, Unavailable) else time.low_ns,
-        expected_ns=0 if isinstance(time, Unavailable) else time.expected_ns,
-        high_ns=0 if isinstance(time, Unavailable) else time.high_ns,
-        tokens=0 if isinstance(time, Unavailable) else time.tokens,
-        images=0 if isinstance(time, Unavailable) else time.images,
-        no_time=time.reason if isinstance(time, Unavailable) else "",
-        cost=priced(estimate, price, date).cost if price else None,
+        no_kernels=estimate.no_kernels,
     )
+    if isinstance(time, Unavailable):
+        return replace(row, no_time=time.reason)
+    cost = priced(estimate, price, date).cost if price else None
+    return replace(row, cost=cost, **speed_fields(time))
 
 
 def _sorted(rows: Sequence[GpuRow]) -> tuple[GpuRow, ...]:

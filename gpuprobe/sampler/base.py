@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from gpuprobe.model.findings import Finding
@@ -86,17 +88,25 @@ class Mark(NamedTuple):
 class AtEnd(NamedTuple):
     """Readings at the end of a step only, in bytes. ``used``: memory in use by all processes, by
     device; empty until the next query is due. ``pinned``: in use, ``pinned_held``: held by torch's
-    cache.
+    cache. ``clocks``: as ``used``, the clock of the multiprocessors in MHz, and why it is slowed.
     """
 
     used: dict[str, int | Unavailable]
     pinned: int | Unavailable
     pinned_held: int | Unavailable
+    clocks: Mapping[str, tuple[int, tuple[str, ...]] | Unavailable] = MappingProxyType({})
 
     def window(self, window: DeviceWindow) -> DeviceWindow:
         """The step's window of a device, with these readings."""
         used = self.used.get(window.device)
-        return window if used is None else replace(window, device_used=as_bytes(used))
+        if used is not None:
+            window = replace(window, device_used=as_bytes(used))
+        clock = self.clocks.get(window.device)
+        if clock is None:
+            return window
+        if isinstance(clock, Unavailable):
+            return replace(window, sm_clock=clock)
+        return replace(window, sm_clock=clock[0], slowed=clock[1])
 
     def host(self, host: HostWindow) -> HostWindow:
         return replace(host, pinned=as_bytes(self.pinned), pinned_held=as_bytes(self.pinned_held))

@@ -249,7 +249,13 @@ class Recorder:
         if self._level == "trace" and not cuda:
             reader.sources.append(self._traces.start_cpu(self._timeline, self.fault))
             self._timeline.restart()
-        self._per_step = PerStep(self._blind, self._timeline, self._traces, self.fault)
+        self._per_step = PerStep(
+            self._blind,
+            self._timeline,
+            self._traces,
+            self.fault,
+            on_gpu=cuda and not simulated,
+        )
         self._per_step.records.simulated = simulated
         self._per_step.collectives.install()
         self._hooks = Hooks(self, self._given)
@@ -496,8 +502,10 @@ class Recorder:
             self._forward_from_here()
 
     @_guarded
-    def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def inputs(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A model is called with these arguments."""
+        if self._traces.work is not None and self._timeline.path.startswith("forward"):
+            self._traces.work.model_called(module, (args, kwargs))
         if self._per_step.placement.active:
             self._per_step.placement.inputs((*args, *kwargs.values()))
         if self._traces.modules is not None:

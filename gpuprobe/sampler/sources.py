@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuprobe.clocks import monotonic, perf_counter_ns
 from gpuprobe.model.io.descriptors import KeptDescriptor, LostDescriptor
+from gpuprobe.model.machine.clocks import throttle_reasons
 from gpuprobe.model.memory import AllocatorCounts
 from gpuprobe.model.run.session import AllocatorActivity
 from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
@@ -167,6 +168,7 @@ class DeviceUse:
     take a millisecond while the device is busy, so it is called once a second at most); ``pinned``
     torch's statistics of pinned memory, nested, ``{}`` if this torch has none; ``may_query``
     whether a call of the driver is allowed here and now (not while a graph is captured).
+    ``sm_clock``: see `SmClocks.read`; None where nothing has a clock (a simulated GPU).
     """
 
     INTERVAL = 1.0
@@ -177,7 +179,9 @@ class DeviceUse:
         pinned: Callable[[], dict[str, Any]],
         may_query: Callable[[], bool],
         clock: Callable[[], float] = monotonic,
+        sm_clock: Callable[[int], tuple[int, tuple[str, ...]] | Unavailable] | None = None,
     ) -> None:
+        self._sm_clock = sm_clock
         self._used = used
         self._pinned = pinned
         self._may_query = may_query
@@ -185,7 +189,8 @@ class DeviceUse:
         self._next = 0.0
 
     @classmethod
-    def of_torch(cls) -> DeviceUse:
+    def of_torch(cls, *, clocks: bool) -> DeviceUse:
+        """Of this process. ``clocks``: its GPUs have some: they are not simulated."""
         import torch
 
         def used(index: int) -> int:
@@ -196,6 +201,7 @@ class DeviceUse:
             used,
             getattr(torch.cuda, "host_memory_stats_as_nested_dict", dict),
             lambda: torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing(),
+            sm_clock=SmClocks.of_torch().read if clocks else None,
         )
 
     def read(self, devices: Sequence[str], *, query: bool = False) -> AtEnd:
@@ -204,17 +210,21 @@ class DeviceUse:
         """
         now = self._clock()
         used: dict[str, int | Unavailable] = {}
+        clocks = {}
         if (query or now >= self._next) and self._query_allowed():
             self._next = now + self.INTERVAL
             for device in devices:
                 kind, _, index = device.partition(":")
                 if kind == "cuda":
                     used[device] = self._used_on(int(index))
+                    if self._sm_clock is not None:
+                        clocks[device] = self._sm_clock(int(index))
         pinned = self._pinned()
         return AtEnd(
             used,
             _current(pinned, "active_bytes"),
             _current(pinned, "allocated_bytes"),
+            clocks,
         )
 
     def _query_allowed(self) -> bool:
@@ -228,6 +238,38 @@ class DeviceUse:
             return self._used(index)
         except RuntimeError as error:
             return Unavailable(f"cudaMemGetInfo: {str(error).splitlines()[0]}", ReadStatus.ERROR)
+
+
+class SmClocks:
+    """The clocks of the multiprocessors of this process's GPUs, by NVML, which needs no context and
+    does not wait for the GPU.
+    """
+
+    def __init__(self, uuid: Callable[[int], str]) -> None:
+        """``uuid`` returns NVML's identifier of a device: ``GPU-…``."""
+        self._uuid = uuid
+        self._handles: dict[int, Any] = {}
+
+    @classmethod
+    def of_torch(cls) -> SmClocks:
+        import torch
+
+        return cls(lambda index: f"GPU-{torch.cuda.get_device_properties(index).uuid}")
+
+    def read(self, index: int) -> tuple[int, tuple[str, ...]] | Unavailable:
+        """MHz, and why the clock is below its maximum, in words."""
+        import pynvml
+
+        try:
+            if index not in self._handles:
+                pynvml.nvmlInit()  # counted by NVML: torch's own calls of it are apart from this
+                self._handles[index] = pynvml.nvmlDeviceGetHandleByUUID(self._uuid(index))
+            handle = self._handles[index]
+            mhz = int(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM))
+            mask = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+        except (pynvml.NVMLError, AttributeError) as error:  # a torch without `uuid`
+            return Unavailable(f"NVML: {error}", ReadStatus.ERROR)
+        return mhz, throttle_reasons(mask)
 
 
 class MarkReader:

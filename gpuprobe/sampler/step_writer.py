@@ -255,8 +255,8 @@ class StepWriter:
 
         reader.sources.append(CudaCounters.of_torch())
         self._reader = reader
-        self._device_use = DeviceUse.of_torch()
         self._gpu_clock = GpuClock.of_torch()
+        self._device_use = DeviceUse.of_torch(clocks=self._gpu_clock is not None)
         if self._gpu_clock is not None:
             reader.gpu_mark = self._gpu_clock.mark
         return self._gpu_clock is not None

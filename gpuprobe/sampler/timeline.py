@@ -18,6 +18,7 @@ from gpuprobe.model.run.session import (
     BlindSpot,
     Collective,
     DeviceWindow,
+    HostWait,
     HostWindow,
     KnownTensors,
     Phase,
@@ -459,6 +460,7 @@ def assemble(
     exchanges: tuple[Exchange, ...] = (),
     launches: StepLaunches | Unavailable = NOT_COUNTED,
     work: StepWork | Unavailable = NOT_FOLLOWED,
+    host_waits: tuple[HostWait, ...] | Unavailable = _NOT_WAITED,
     ended_by: str = "optimizer",
     at_end: AtEnd | None = None,
 ) -> Step:
@@ -507,6 +509,7 @@ def assemble(
         exchanges=exchanges,
         launches=launches,
         work=work,
+        host_waits=host_waits,
         placement=placement,
         ended_by=ended_by,
     )

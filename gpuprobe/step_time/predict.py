@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,7 +37,7 @@ from gpuprobe.step_time.replay import (
 )
 from gpuprobe.step_time.together import rank_tasks
 
-VERSION: Final = 5
+VERSION: Final = 6
 """Of the prices and of the replay: increased with every change of the figures. Times of different
 versions are not comparable."""
 _MOST_ROWS: Final = 2_000
@@ -112,6 +113,7 @@ def _time(
     gpu = [span for span in spans[-1] if span.resource not in _NO_WORK]
     parts = _parts(priced, spans, (ends[-2], ends[-1]), prices)
     tables = _tables(step, parts, tasks, expected)
+    waits = _waits(spans)
     flops = sum(task.work.flops for task in _calls(tasks) if task.work is not None)
     return StepTime(
         gpu=prices.name,
@@ -121,7 +123,7 @@ def _time(
         high_ns=max(slow, expected),
         gpu_ns=Nanoseconds(sum(_ns(span.end - span.start) for span in gpu)),
         measured=_measured(priced, gpu),
-        bounds=_bounds(_limits(parts, _waits(spans)), expected),
+        bounds=_bounds(_limits(parts, waits), expected),
         by_kind=tables["kind"],
         by_phase=tables["phase"],
         by_module=tables["module"],
@@ -130,8 +132,12 @@ def _time(
         used=_used(tasks, expected * 1e-9, prices),
         tokens=step.tokens,
         images=step.images,
+        samples=step.samples,
         left_out=priced.left_out,
         sources=tuple(prices.provenance),
+        by_thread=tables["thread"],
+        host_waits=sum(map(_host_waits, tasks)),
+        host_waits_ns=_ns(_waited(spans)),
     )
 
 
@@ -140,8 +146,8 @@ _NO_WORK: Final = (Resource.HOST, Resource.RANKS)
 
 @dataclass(frozen=True, slots=True)
 class TimelineSpan:
-    """Something that runs in a predicted step: nanoseconds since it began. ``track``: ``host``, or
-    a stream as ``cuda:0/7``.
+    """Something that runs in a predicted step: nanoseconds since it began. ``track``: the host's
+    thread, ``host`` where that was not recorded, or a stream as ``cuda:0/7``.
     """
 
     start_ns: int
@@ -203,7 +209,7 @@ def _course(
             TimelineSpan(
                 _ns(span.start - began),
                 _ns(span.end - began),
-                "host" if on_host else step.streams[task.stream],
+                (task.thread or "host") if on_host else step.streams[task.stream],
                 what,
                 task.work,
                 step.places[at[task.operator - 1]] if task.operator else None,
@@ -318,6 +324,28 @@ def _waits(spans: list[list[TaskSpan]]) -> list[tuple[float, float]]:
         (span.start, span.end) for step in spans for span in step if span.resource is Resource.HOST
     )
     return [(end, start) for (_, end), (start, _) in pairwise(host) if start > end]
+
+
+def _host_waits(task: Task) -> bool:
+    """Whether this is a call by which the host waits for the GPU."""
+    if task.action is Action.COPY:
+        return task.work is not None and task.work.variant.endswith(" sync")
+    return task.action in _WAITING_CALLS
+
+
+_WAITING_CALLS: Final = (
+    Action.HOST_WAITS_EVENT,
+    Action.HOST_WAITS_STREAM,
+    Action.HOST_WAITS_DEVICE,
+)
+
+
+def _waited(spans: list[list[TaskSpan]]) -> float:
+    """How long the host waits for the GPU in the last step, with what it waits for before that."""
+    begins = min(
+        (span.start for span in spans[-1] if span.resource is Resource.HOST), default=math.inf
+    )
+    return sum(end - start for start, end in _waits(spans) if end >= begins)
 
 
 def _limits(parts: Sequence[_Part], waits: Sequence[tuple[float, float]]) -> list[_Part]:
@@ -443,6 +471,7 @@ def _tables(
         "phase": _shares(parts, tasks, total, lambda task: place(task).phase.partition("/")[0]),
         "module": _shares(parts, tasks, total, lambda task: place(task).module or "(no module)"),
         "line": _shares(parts, tasks, total, lambda task: place(task).place),
+        "thread": _shares(parts, tasks, total, lambda task: task.thread) if step.issued else (),
     }
 
 

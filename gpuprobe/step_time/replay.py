@@ -34,7 +34,8 @@ class Resource(Enum):
 @dataclass(frozen=True, slots=True)
 class Task:
     """Something that a step gives to a stream or does on the host. ``operator``: one more than the
-    index in the columns of operators, 0 for none; ``kernels``: launches of the whole call.
+    index in the columns of operators, 0 for none; ``kernels``: launches of the whole call;
+    ``thread``: of the host, that issued it, "" if unknown.
     """
 
     action: Action
@@ -43,19 +44,22 @@ class Task:
     work: Work | None
     event: int = 0
     kernels: int = 1
+    thread: str = ""
 
 
 def tasks_of(step: StepWork) -> list[Task]:
     """What a step does, in order, from its columns. Raises DataError for damaged ones."""
     kinds, _ = unpack(step.operators, "operators")
     columns = unpack(step.entries, "entries")
+    (issued,) = unpack(step.issued, "threads")
+    threads = [step.threads[thread] for thread in issued] or [""] * len(columns[0])
     launches: dict[int, int] = {}
     for action, operator in zip(columns[0], columns[2], strict=True):
         if action == Action.KERNEL.value:
             launches[operator] = launches.get(operator, 0) + 1
     tasks = []
     actions = tuple(Action)
-    for code, stream, operator, value in zip(*columns, strict=True):
+    for code, stream, operator, value, thread in zip(*columns, threads, strict=True):
         action = actions[code]
         number = 0
         if action in _MOVES:
@@ -64,7 +68,8 @@ def tasks_of(step: StepWork) -> list[Task]:
             number = kinds[operator - 1]
         work = step.works[number - 1] if number else None
         event = 0 if action in _MOVES else value
-        tasks.append(Task(action, stream, operator, work, event, launches.get(operator, 1)))
+        kernels = launches.get(operator, 1)
+        tasks.append(Task(action, stream, operator, work, event, kernels, thread))
     return tasks
 
 

@@ -82,6 +82,11 @@ class Speeds:
         return self.peak["float32"] / (2 * lanes)
 
     @property
+    def clock(self) -> float:
+        """Of the multiprocessors, MHz, at which the data sheet's peaks are."""
+        return self.processor_rate / self.processors / 1e6
+
+    @property
     def kept(self) -> tuple[float, float]:
         """The share of a short run's speed that is kept under load, low and high."""
         return self.sustained if self.chip else _KEPT
@@ -99,6 +104,17 @@ class Speeds:
         return Unavailable(
             f"no speed is known of products of {dtype or 'unknown type'} on {self.title}"
         )
+
+
+def clock_of(gpu: str) -> tuple[float, tuple[float, float] | None] | None:
+    """The clock of the data sheet of the GPU that the catalogue has under this name, MHz, and which
+    shares of it, low and high, the prices of its products assume under load: None where these are
+    no share of a clock. None for a GPU without speeds.
+    """
+    speeds = all_speeds().get(gpu)
+    if speeds is None:
+        return None
+    return speeds.clock, speeds.sustained if speeds.chip else None
 
 
 def sheet_dtype(dtype: str) -> str:

@@ -11,12 +11,12 @@ from pathlib import Path
 from report_builders import recording, session, step
 
 from gpuprobe.analysis.compare.diff import diff_recordings
-from gpuprobe.analysis.compare.times import MeasuredStepTime
+from gpuprobe.analysis.compare.times import MeasuredClock, MeasuredStepTime
 from gpuprobe.model.plans.step_time import StepTime
 from gpuprobe.model.run.recording import RankRecording, Recording
-from gpuprobe.model.run.session import Collective, Phase, SessionEnd, Step
-from gpuprobe.model.run.work import Action, StepWork, Work, WorkKind, WorkPlace, pack
-from gpuprobe.model.values import Bytes, Nanoseconds, Unavailable
+from gpuprobe.model.run.session import Collective, HostWait, Phase, SessionEnd, Step
+from gpuprobe.model.run.work import Action, StepWork, Work, WorkKind, WorkPlace, pack, unpack
+from gpuprobe.model.values import Bytes, Nanoseconds, ReadStatus, Unavailable
 from gpuprobe.reporters.json import diff as diff_json
 from gpuprobe.reporters.sections.diff import diff_sections
 from gpuprobe.reporters.text import draw
@@ -108,7 +108,10 @@ def test_the_gap_is_explained_by_phase_and_by_data() -> None:
     assert "outside of" in text
     assert "30.0 ms of a step wait for data, which is not predicted" in text
     assert ", bound by computing 100%" in text
-    assert "clocks of the GPU, which heat and power limit, are not recorded" in text
+    flat = " ".join(text.split())
+    assert "clocks of the GPU, which heat and power limit: not recorded" in flat
+    assert "synchronisations of the measured run: not recorded; predicted: 0 calls, 0 ns" in flat
+    assert "not known of the measured run: how long it waits for launches" in flat
     assert "collectives" not in text
     assert "forward" in text
 
@@ -123,6 +126,54 @@ def test_what_collectives_block_is_beside_what_is_exposed() -> None:
     assert (
         "collectives block the host for 20.0 ms of a step; predicted: 0 ns with nothing to compute"
     ) in text
+
+
+def test_clocks_and_waits_of_the_host_are_beside_what_is_predicted() -> None:
+    def at(step: Step, mhz: int, *slowed: str) -> Step:
+        window = replace(step.windows[0], device="cuda:0", sm_clock=mhz, slowed=slowed)
+        waits = (HostWait("Tensor.item()", 2, 30 * MS), HostWait("Stream.synchronize()", 1, MS))
+        return replace(step, windows=(window,), host_waits=waits)
+
+    (rank,) = (real := on_a_gpu(90.0)).ranks
+    first, *steps = rank.steps
+    steps = [at(steps[0], 1500, "power cap"), at(steps[1], 1600, "power cap")]
+    idle = at(replace(steps[1], index=3), 345, "idle")
+    real = replace(real, ranks=(replace(rank, steps=(first, *steps, idle)),))
+    found = compared(simulated(), real)
+    assert isinstance(found.clock, MeasuredClock)
+    assert (found.clock.readings, found.clock.low, found.clock.high) == (2, 1500, 1600)
+    text = " ".join(shown(simulated(), real).split())
+    assert (
+        "clock of the multiprocessors: 1,500 to 1,600 MHz, median 1,550 (2 readings), 78% of the "
+        "data sheet's 1,983; prices assume that 82 to 94% are kept under load; limited by power "
+        "cap (2)"
+    ) in text
+    assert (
+        "the host waits for the GPU in 3 calls of a step, 31.0 ms (Tensor.item() 2, "
+        "Stream.synchronize() 1), without reads such as float(tensor); predicted: 0 calls, 0 ns"
+    ) in text
+
+
+def test_what_the_prediction_waits_for_is_counted() -> None:
+    (rank,) = simulated().ranks
+    step = rank.steps[0]
+    assert isinstance(step.work, StepWork)
+    columns = unpack(step.work.entries, "entries")
+    for column, value in zip(columns, (Action.HOST_WAITS_STREAM.value, 1, 0, 0), strict=True):
+        column.append(value)
+    waiting = replace(step, work=replace(step.work, entries=pack(columns)))
+    time = times(replace(rank, steps=(waiting,)))
+    assert (time.host_waits, times(rank).host_waits) == (1, 0)
+    assert 0.9 < time.host_waits_ns / time.expected_ns <= 1
+    assert times(rank).host_waits_ns == 0
+
+
+def test_a_failed_reading_of_clocks_is_told() -> None:
+    (rank,) = (real := on_a_gpu(90.0)).ranks
+    window = replace(rank.steps[0].windows[0], sm_clock=Unavailable("NVML: lost", ReadStatus.ERROR))
+    steps = tuple(replace(one, windows=(window,)) for one in rank.steps)
+    real = replace(real, ranks=(replace(rank, steps=steps),))
+    assert "which heat and power limit: NVML: lost" in " ".join(shown(simulated(), real).split())
 
 
 def test_a_diff_says_nothing_of_times_that_cannot_be_compared() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gpuprobe.catalogue import gpus as catalogue
 from gpuprobe.catalogue.file import NUMBERS, all_models, key_of, load_user_catalogue
 from gpuprobe.catalogue.gpu_model import GpuModel, cublas_workspace
-from gpuprobe.catalogue.gpus import find, parse_spec
+from gpuprobe.catalogue.gpus import _maker_of, find, parse_spec
 from gpuprobe.errors import ConfigError, DriverUnavailable
 from gpuprobe.model.values import Unavailable
 from gpuprobe.step_time.speeds import all_speeds
@@ -132,8 +132,30 @@ def test_an_unknown_name_names_the_near_ones() -> None:
             find(counted)
         assert "written 4xt4;" in caught.value.hint
     with pytest.raises(ConfigError) as caught:
+        find("gtx1080ti")
+    assert "did you mean rtx2080ti" in caught.value.hint
+    assert "4060" not in caught.value.hint
+    with pytest.raises(ConfigError) as caught:
         find("\x1b[31mh100")
     assert "\x1b" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "maker"),
+    [
+        ("mi300x", "AMD"),
+        ("Radeon RX 7900 XTX", "AMD"),
+        ("gaudi3", "Intel"),
+        ("tpu-v5e", "Google"),
+        ("m3 max", "Apple"),
+        ("trn1", "Amazon"),
+    ],
+)
+def test_an_accelerator_of_another_maker_is_named_as_such(name: str, maker: str) -> None:
+    with pytest.raises(ConfigError, match=f"is made by {maker}, not by NVIDIA") as caught:
+        find(name)
+    assert "did you mean" not in caught.value.hint
+    assert not any(_maker_of(key_of(model.name)) for model in all_models())
 
 
 @pytest.mark.parametrize(

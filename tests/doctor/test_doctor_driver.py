@@ -8,11 +8,12 @@ import pytest
 from doctor_machine import TORCH, Machine, of, only, outcome, passed, read, reasons
 
 from gpuprobe.api.devices import inventory
+from gpuprobe.catalogue.architectures import runs_on
 from gpuprobe.model.findings import Level
 from gpuprobe.model.values import ReadStatus, Unavailable
 from gpuprobe.probes.health import RULES
 from gpuprobe.probes.health.base import LibraryFile, MachineFacts
-from gpuprobe.probes.health.driver import runs_on, version_pair
+from gpuprobe.probes.health.driver import version_pair
 
 
 def test_a_healthy_machine_passes_every_rule(machine: Machine) -> None:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpuprobe.api.devices import inventory
+from gpuprobe.model.machine.clocks import THROTTLE_REASONS
 from gpuprobe.model.machine.devices import Device, DeviceIdentity, Inventory
 from gpuprobe.model.values import Reading, ReadStatus, Unavailable
-from gpuprobe.probes.nvml.device import THROTTLE_REASONS
 from gpuprobe.reporters.metrics.gpu import (
     GPU_METRICS,
     THROTTLE_LABELS,

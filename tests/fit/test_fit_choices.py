@@ -91,7 +91,9 @@ def test_the_table_of_choices_has_speed_and_cost() -> None:
         images=6,
         cost=TrainingCost(1.0, 4, 0.1, 0.2, images_low=3.0, images_high=4.0),
     )
-    without = replace(choice("t4", 2, 8), no_time="no speeds are known of t4")
+    without = replace(
+        choice("t4", 2, 8), no_time="no speeds are known of t4", no_kernels="no kernels"
+    )
     fit = Fit(
         "l4", Bytes(15 * GIB), "rows", "as", "shapes", 1, 64, 6, trial, None, (trial,), (), (), (),
         ranks=4, choices=(timed, without),
@@ -102,8 +104,8 @@ def test_the_table_of_choices_has_speed_and_cost() -> None:
     assert cost.text.startswith("cost: for a million images")
     rows = [tuple(getattr(cell, "text", cell) for cell in row.cells[6:]) for row in table.rows]
     assert rows == [
-        ("100.0 ms (80.0 to 150.0)", "240", "4.00", ""),  # 6 images of each of 4 ranks
-        ("-", "-", "-", "no speeds are known of t4"),
+        ("100 ms (80 to 150)", "160 to 300", "3.00 to 4.00", ""),  # 6 images of each of 4 ranks
+        ("-", "-", "-", "no speeds are known of t4; no kernels"),
     ]
 
 

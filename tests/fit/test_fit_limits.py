@@ -43,6 +43,7 @@ class Estimates:
             "total": {"at_most": need},
             "compute_why": self._why,
             "step_time": {"unavailable": "no step", "status": "error"},
+            "no_kernels": "",
         }
 
 

@@ -114,6 +114,20 @@ def test_a_torch_without_cuda_is_named() -> None:
     )
 
 
+def test_a_torch_without_kernels_for_a_gpu_is_named() -> None:
+    """A fact of torch's build, which is known where torch was read: here without Volta's."""
+    found = seen("ecc")  # an A100, and a P100
+    host = replace(
+        found.host,
+        torch=Reading("2.13.0+cu130", "torch"),
+        torch_archs=Reading(("sm_75", "sm_80", "compute_90"), "torch"),
+    )
+    lines = "\n".join(info_text.lines(replace(found, host=host)))
+    assert lines.count("torch 2.13.0+cu130 has no kernels for compute capability 6.0: GPU") == 1
+    assert lines.count("has no kernels") == 1
+    assert "has no kernels" not in "\n".join(info_text.lines(found))
+
+
 def test_hidden_gpus_are_named() -> None:
     found = seen("throttled")
     hidden = Unavailable("not visible", ReadStatus.UNSUPPORTED)

@@ -126,6 +126,8 @@ MACHINE_ONLY = {
     "launches.rows.*.nodes": "summed, as replayed",
     "steps.rows.*.step.launches.*": "the last of them are the report's own",
     "steps.rows.*.step.work.*": "the time of the last of them is the report's own",
+    "steps.rows.*.step.host_waits.*": "`gpuprobe diff` has their sums, beside what is predicted",
+    "step_time.samples": "shown where there are no tokens and no images (test_tables.py)",
     "steps.rows.*.step.placement.*": "the last of them is the report's own",
     "steps.rows.*.step.ended_by": "which steps count was decided by it",
     "steps.rows.*.step.gpu_ns": "summed over the steps, under time",

@@ -13,7 +13,7 @@ import pytest
 import gpuprobe
 from gpuprobe.model.run.launches import LaunchKind, rows_of
 from gpuprobe.model.run.session import Step
-from gpuprobe.model.run.work import Action, StepWork, Work, WorkKind
+from gpuprobe.model.run.work import AUTOGRAD, MAIN, Action, StepWork, Work, WorkKind, unpack
 from gpuprobe.model.values import Unavailable
 from gpuprobe.step_time.price import Price
 from gpuprobe.step_time.prices import Prices, prices
@@ -130,6 +130,68 @@ def test_sizes_layouts_bytes_and_tokens(tmp_path: Path) -> None:
     assert work.tokens == 128
 
 
+def test_samples_are_the_rows_of_the_first_input_where_that_is_known(tmp_path: Path) -> None:
+    with gpuprobe.virtual_gpu("a100-40gb"):
+        import torch
+
+        model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.Linear(32, 8)).cuda()
+        other = torch.nn.Linear(8, 8).cuda()
+        recurrent = torch.nn.TransformerEncoderLayer(64, 4, 64).cuda()  # the batch is second
+        lookup = torch.nn.Embedding(100, 8).cuda()
+        cases: dict[str, Callable[[], Any]] = {
+            "one": lambda: model(torch.randn(16, 64, device="cuda")),
+            "four": lambda: sum(model(torch.randn(4, 64, device="cuda")) for _ in range(4)),
+            "two models": lambda: other(model(torch.randn(16, 64, device="cuda"))[:4]),
+            "second": lambda: recurrent(torch.randn(16, 2, 64, device="cuda")),
+            "flat": lambda: model(torch.randn(64, device="cuda")),
+            "ids": lambda: lookup(torch.randint(100, (24,), device="cuda")),
+        }
+        found = {}
+        for name, call in cases.items():
+            (tmp_path / name).mkdir()
+
+            def step(call: Callable[[], Any] = call) -> None:
+                call().sum().backward()
+
+            found[name] = work_of(recorded(tmp_path / name, step)[-1])
+    assert found["one"].samples == found["four"].samples == 16
+    assert (found["ids"].samples, found["ids"].tokens) == (24, 0)
+    reasons = {n: w.samples.reason for n, w in found.items() if isinstance(w.samples, Unavailable)}
+    assert list(reasons) == ["two models", "second", "flat"]
+    assert "several models" in reasons["two models"]
+    assert "batch_first=False" in reasons["second"]
+    assert "one dimension" in reasons["flat"]
+
+
+def test_every_call_has_the_thread_that_made_it(tmp_path: Path) -> None:
+    with gpuprobe.virtual_gpu("a100-40gb"):
+        import threading
+
+        import torch
+
+        layer = torch.nn.Linear(64, 64).cuda()
+        x = torch.randn(8, 64, device="cuda")
+
+        def step() -> None:
+            layer(x).sum().backward()
+            prefetch = threading.Thread(target=x.clone, name="prefetch")
+            prefetch.start()
+            prefetch.join()
+
+        work = work_of(recorded(tmp_path, step)[-1])
+    assert len(work.threads) == 3
+    assert {MAIN, AUTOGRAD} < set(work.threads)
+    phases = {
+        (task.thread, work.places[unpack(work.operators, "operators")[1][task.operator - 1]].phase)
+        for task in tasks_of(work)
+        if task.operator
+    }
+    assert (MAIN, "forward") in phases
+    assert (AUTOGRAD, "backward") in phases
+    (own,) = set(work.threads) - {MAIN, AUTOGRAD}
+    assert own == "thread prefetch"  # which has ended
+
+
 def one(work: StepWork, operator: str) -> Work:
     (found,) = {t.work for t in calls(work) if t.work is not None and t.work.operator == operator}
     return found
@@ -175,6 +237,34 @@ def test_streams_events_copies_and_graphs(tmp_path: Path) -> None:
     assert actions[replayed + 1] is Action.KERNEL
     assert tasks[replayed + 1].work is not None  # the operator that was captured
     assert tasks[replayed + 1].work.operator == "aten::mul"
+
+
+@pytest.mark.parametrize("compute", ["real", "shapes"])
+def test_the_host_waits_where_it_reads_a_value(tmp_path: Path, compute: str) -> None:
+    """Also for one that was not computed, which no kernel of torch would read."""
+    with gpuprobe.virtual_gpu("a100-40gb", compute):
+        import torch
+
+        x = torch.ones(1024, 1024, device="cuda")
+        reads: dict[str, Callable[[Any], object]] = {
+            "item": lambda total: total.item(),
+            "list": lambda total: total.tolist(),
+            "bool": lambda total: total.bool().cpu(),
+        }
+        waits = {}
+        for name, read in reads.items():
+            (tmp_path / name).mkdir()
+
+            def step(read: Callable[[Any], object] = read) -> None:
+                read(x.sin().sum())
+
+            work = work_of(recorded(tmp_path / name, step)[-1])
+            tasks = [t for t in tasks_of(work) if t.action in (Action.COPY, *HOST_WAITS)]
+            waits[name] = [t.action for t in tasks]
+    assert waits == {name: [Action.COPY, Action.HOST_WAITS_STREAM] for name in reads}
+
+
+HOST_WAITS = (Action.HOST_WAITS_EVENT, Action.HOST_WAITS_STREAM, Action.HOST_WAITS_DEVICE)
 
 
 def test_a_step_that_is_not_traced_has_no_work(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from gpuprobe.errors import DataError
 from gpuprobe.model.plans.step_time import COMPUTE, COPIES, HOST, LINKS, MEMORY, StepTime, cost_of
 from gpuprobe.model.run.work import (
+    AUTOGRAD,
+    NO_SAMPLES,
     NOT_FOLLOWED,
     Action,
     StepWork,
@@ -27,6 +29,7 @@ from gpuprobe.model.run.work import (
     pack,
     unpack,
 )
+from gpuprobe.model.run.work import MAIN as MAIN_THREAD
 from gpuprobe.model.values import Unavailable
 from gpuprobe.step_time.predict import VERSION, predict, timeline
 from gpuprobe.step_time.priced import _FASTER, _SLOWER, PricedStep, priced_step, slowest, spread
@@ -306,6 +309,16 @@ def test_work_is_joined_and_read_back() -> None:
         replace(task, operator=task.operator and task.operator + (at >= len(tasks_of(one))))
         for at, task in enumerate([*tasks_of(one), *tasks_of(two)])
     ]
+    assert {task.thread for task in tasks_of(both)} == {""}  # an older recording
+    assert predicted(both).by_thread == ()
+    named = [with_threads(one, MAIN_THREAD), with_threads(two, AUTOGRAD)]
+    both = joined_work(*named)
+    assert isinstance(both, StepWork)
+    check_work(both)
+    assert [t.thread for t in tasks_of(both)] == [
+        t.thread for part in named for t in tasks_of(part)
+    ]
+    assert {row.name for row in predicted(both).by_thread} == {MAIN_THREAD, AUTOGRAD}
     assert joined_work(NOT_FOLLOWED, two) == two
     assert joined_work(one, NOT_FOLLOWED) == one
 
@@ -319,12 +332,32 @@ def test_work_is_joined_and_read_back() -> None:
         {"places": ()},
         {"streams": ()},
         {"operators": ""},
+        {"threads": (MAIN_THREAD,), "issued": pack((array("H", [0]),))},
+        {"threads": (), "issued": pack((array("H", [0] * 4),))},
     ],
 )
 def test_damaged_columns_are_refused(damage: dict[str, object]) -> None:
     step = step_of([(product(64), 1)], [(Action.FILL, elements(64))])
     with pytest.raises(DataError):
         check_work(replace(step, **damage))  # type: ignore[arg-type]
+
+
+def with_threads(step: StepWork, name: str) -> StepWork:
+    count = len(tasks_of(step))
+    return replace(step, threads=(name,), issued=pack((array("H", [0] * count),)))
+
+
+def test_samples_of_two_parts_are_added() -> None:
+    def samples(one: int | Unavailable, two: int | Unavailable) -> int | Unavailable:
+        step = step_of([(product(64), 1)])
+        both = joined_work(replace(step, samples=one), replace(step, samples=two))
+        assert isinstance(both, StepWork)
+        return both.samples
+
+    unknown = Unavailable("the model gets no tensors")
+    assert samples(4, 5) == 9
+    assert samples(4, NO_SAMPLES) == samples(NO_SAMPLES, 4) == 4
+    assert samples(4, unknown) == samples(unknown, 4) == samples(NO_SAMPLES, unknown) == unknown
 
 
 def test_columns_that_expand_without_end_are_refused() -> None:
@@ -436,4 +469,4 @@ def test_other_figures_are_another_version() -> None:
         assert isinstance(time, StepTime)
         figures.append((time.low_ns // 1000, time.expected_ns // 1000, time.high_ns // 1000))
     digest = hashlib.blake2b(repr(figures).encode(), digest_size=6).hexdigest()
-    assert (VERSION, digest) == (5, "7319469dfd89")
+    assert (VERSION, digest) == (6, "7319469dfd89")

@@ -16,7 +16,7 @@ from gpuprobe.model.plans.estimate import FITS, NOT, WITHIN_MARGIN
 from gpuprobe.model.plans.gpu_table import GpuRow, GpuTable
 from gpuprobe.model.plans.request import PriceList
 from gpuprobe.model.plans.step_time import MEMORY, BoundShare, StepTime, TimeShare, cost_of
-from gpuprobe.model.values import Bytes, Nanoseconds
+from gpuprobe.model.values import Bytes, Nanoseconds, Unavailable
 from gpuprobe.reporters.sections.step_time import gpu_table_sections, step_time_sections
 from gpuprobe.reporters.text import draw
 
@@ -74,27 +74,63 @@ def row(gpu: str, verdict: str, low: float, expected: float, high: float) -> Gpu
     )  # fmt: skip
 
 
+def test_every_figure_of_a_gpu_has_a_range_and_a_source() -> None:
+    text = " ".join(printed([*step_time_sections(STEP, 2, cost=cost_of(STEP, 0.5, 1))]).split())
+    assert "Step time on h100-80gb: 10.0 ms (8.0 to 13.0 ms), predicted" in text
+    assert "76,923 to 125,000 tokens a second" in text
+    assert "at 0.5 an hour for a GPU: 0.0000011 to 0.0000018 a step, 1.11 to 1.81 a billion" in text
+    assert "measured kernels of this GPU: 50% of its time; the rest is by models (-v" in text
+    used = replace(STEP, used=0.2, measured=0.0, sources=("a data sheet",))
+    full = " ".join(printed([*step_time_sections(used, 2, full=True)]).split())
+    assert "15 to 25% of the GPU's peak (MFU)" in full
+    assert "no price is from measured kernels of this GPU: all are by models step" in full
+    assert full.endswith("Prices - a data sheet")
+
+
+def test_without_tokens_and_images_it_is_samples_or_the_reason() -> None:
+    rows = replace(STEP, tokens=0, samples=512)
+    text = printed([*step_time_sections(rows, 2, cost=cost_of(rows, 0.5, 2))])
+    assert "39,385 to 64,000 samples a second" in text
+    assert "the 512 rows of the model's first input" in text
+    assert "a million samples" in text
+    assert "samples" not in printed([*step_time_sections(replace(rows, images=8), 2)])
+    unknown = replace(STEP, tokens=0, samples=Unavailable("the model gets no tensors"))
+    text = printed([*step_time_sections(unknown, 2)])
+    assert "samples a second are unknown: the model gets no tensors" in text
+    table = GpuTable((replace(row("l4", FITS, 8, 10, 13), tokens=0, samples=512),))
+    assert "samples/s" in printed([*gpu_table_sections(table)])
+
+
+def test_who_issued_the_work_is_a_table_of_all_figures() -> None:
+    threads = replace(STEP, by_thread=shares(**{"main thread": 7, "autograd's thread": 3}))
+    assert "host thread" not in printed([*step_time_sections(threads, 2)])
+    text = " ".join(printed([*step_time_sections(threads, 2, full=True)]).split())
+    assert "7.0 ms 70% 2 main thread 3.0 ms 30% 2 autograd's thread" in text
+
+
 def test_gpus_are_one_table_with_what_does_not_fit() -> None:
     rows = (
-        row("rtx4070ti-super", FITS, 305.2, 366.1, 499.9),
-        row("v100-pcie-16gb", WITHIN_MARGIN, 9, 10, 12.5),
-        GpuRow("rtx4060-laptop", FITS, 1, 2, Bytes(3), no_time="no speeds are known"),
+        replace(row("rtx4070ti-super", FITS, 305.2, 366.1, 499.9), measured=0.25),
+        replace(row("v100-pcie-16gb", WITHIN_MARGIN, 9, 10, 12.5), no_kernels="no kernels"),
+        GpuRow("rtx4060-laptop", FITS, 1, GIB, Bytes(3 * GIB), no_time="no speeds are known"),
         row("t4", NOT, 10, 20, 30),
         GpuRow("l4", failed="it has no kernels"),
     )
     text = printed([*gpu_table_sections(GpuTable(rows))])
     assert max(map(len, text.splitlines())) <= 80
     assert [" ".join(line.split()) for line in text.splitlines()[1:7]] == [
-        "GPU needs of step, with its range tokens/s cost",
-        "rtx4070ti-super 8.0 GiB 15.0 GiB 366.1 ms (305.2 to 499.9) 2,731 7.22",
-        "v100-pcie-16gb 8.0 GiB 15.0 GiB 10.0 ms (9.0 to 12.5) 100,000 7.22",
-        "rtx4060-laptop 2 B 3 B not predicted - -",
-        "t4 8.0 GiB 15.0 GiB does not fit - -",
-        "l4 - - no estimate - -",
+        "GPU needs, GiB step, with its range tokens/s cost",
+        "rtx4070ti-super 8.0 of 15.0 366 ms (305 to 500) 2.0k to 3.3k 4.44 to 7.22",
+        "v100-pcie-16gb 8.0 of 15.0 10.0 ms (9.0 to 12.5) 80k to 111k 4.44 to 7.22",
+        "rtx4060-laptop 1.0 of 3.0 not predicted - -",
+        "t4 8.0 of 15.0 does not fit - -",
+        "l4 - no estimate - -",
     ]
     flat = " ".join(text.split())
-    assert "at the slow end of the range (price list of 2026-11-30)" in flat
-    assert f"- v100-pcie-16gb: {WITHIN_MARGIN} - rtx4060-laptop: no speeds are known" in flat
+    assert "or for a step without any (price list of 2026-11-30)" in flat
+    assert "by measured kernels of the GPU for 25% of its time: rtx4070ti-super; by mod" in flat
+    assert f"- v100-pcie-16gb: no kernels - v100-pcie-16gb: {WITHIN_MARGIN} - rtx" in flat
+    assert "- rtx4060-laptop: no speeds are known" in flat
     assert "- l4: it has no kernels" in flat
 
 
@@ -107,7 +143,7 @@ def listed(tmp_path: Path, text: str) -> PriceList:
     return prices(str(path))
 
 
-def test_a_price_pricedhas_a_date_and_every_name_of_a_gpu(tmp_path: Path) -> None:
+def test_a_price_list_has_a_date_and_every_name_of_a_gpu(tmp_path: Path) -> None:
     document = {"date": "2026-11-30", "prices": {"H100": 2.5, "l4": 0.7}}
     priced = listed(tmp_path, json.dumps(document))
     assert priced.date == "2026-11-30"
@@ -130,11 +166,11 @@ def test_a_price_pricedhas_a_date_and_every_name_of_a_gpu(tmp_path: Path) -> Non
         ("{", "Expecting"),
     ],
 )
-def test_a_wrong_price_pricedis_refused(tmp_path: Path, text: str, reason: str) -> None:
+def test_a_wrong_price_list_is_refused(tmp_path: Path, text: str, reason: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=reason):
         listed(tmp_path, text)
 
 
-def test_a_price_pricedthat_does_not_exist(tmp_path: Path) -> None:
+def test_a_price_list_that_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="No such file"):
         prices(str(tmp_path / "prices.json"))

@@ -222,7 +222,12 @@ class Estimate(Displayed):
     step_time: Annotated[
         StepTime | Unavailable, "the predicted time of the last whole step on that GPU"
     ] = NOT_PREDICTED
-    cost: Annotated[TrainingCost | None, "with --price: of a step, of tokens and images"] = None
+    no_kernels: Annotated[
+        str, "that this build of torch has no kernels for the GPU: nothing runs there"
+    ] = ""
+    cost: Annotated[
+        TrainingCost | None, "with --price: of a step, of tokens, images or samples"
+    ] = None
 
     def __repr__(self) -> str:
         several = f"{self.devices}x" if self.devices > 1 else ""

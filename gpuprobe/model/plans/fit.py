@@ -28,7 +28,8 @@ class Trial:
 
     ``needed`` is the upper end of the run's memory with its context, ``peak_allocated`` the
     tensors' part, ``capacity`` the GPU's whole memory; bytes. ``failed`` is why there is no
-    estimate (the figures are then 0), or "". ``time``: of a step.
+    estimate (the figures are then 0), or "". ``time``: of a step. ``no_kernels``: that this build
+    of torch has none for the GPU, or "".
     """
 
     value: int
@@ -38,6 +39,7 @@ class Trial:
     capacity: Bytes
     failed: str = ""
     time: StepTime | Unavailable = NOT_PREDICTED
+    no_kernels: str = ""
 
     @property
     def fits(self) -> bool:
@@ -70,7 +72,8 @@ class FitChoice:
     """One of several choices of GPU and number of ranks. ``largest`` is the largest value that fits
     on each rank, None if none does; ``needed`` what it needs of ``capacity``, bytes. ``failed`` is
     why there is no estimate, or "". At that value, a step takes ``expected_ns``, predicted with its
-    range, for so many tokens and images of each rank; all 0 without a time, and why (``no_time``).
+    range, for so many tokens, images or samples of each rank; all 0 without a time, and why
+    (``no_time``). ``measured``: see `StepTime`; ``no_kernels``: see `Trial`.
     """
 
     gpu: str
@@ -84,7 +87,10 @@ class FitChoice:
     high_ns: Nanoseconds = _NO_TIME
     tokens: Count = 0
     images: Count = 0
+    samples: Count = 0
+    measured: Annotated[float, Bounds(0, 1)] = 0.0
     no_time: str = ""
+    no_kernels: str = ""
     cost: TrainingCost | None = None
 
     @property

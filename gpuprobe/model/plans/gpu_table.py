@@ -7,7 +7,7 @@ from typing import Annotated
 from gpuprobe.model.plans.estimate import FITS
 from gpuprobe.model.plans.step_time import TrainingCost
 from gpuprobe.model.record import record
-from gpuprobe.model.values import Bytes, Count, Displayed, Nanoseconds, Size
+from gpuprobe.model.values import Bounds, Bytes, Count, Displayed, Nanoseconds, Size
 
 _NOTHING = Bytes(0)
 
@@ -31,9 +31,14 @@ class GpuRow:
     high_ns: Nanoseconds = 0
     tokens: Count = 0
     images: Count = 0
+    samples: Annotated[Count, "of a step, where tokens and images are unknown"] = 0
+    measured: Annotated[
+        float, Bounds(0, 1), "of the time on the GPU: priced by measured kernels of that GPU"
+    ] = 0.0
     no_time: Annotated[str, "why the time is not predicted"] = ""
     cost: Annotated[TrainingCost | None, "at the given price"] = None
     failed: Annotated[str, "why there is no estimate on this GPU"] = ""
+    no_kernels: Annotated[str, "that this build of torch has no kernels for the GPU"] = ""
 
     @property
     def fits(self) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from gpuprobe.model.record import record
+from gpuprobe.model.run.work import NO_SAMPLES
 from gpuprobe.model.values import AtMost, Bounds, Count, Nanoseconds, Unavailable
 
 COMPUTE: Final = "computing"
@@ -65,10 +66,11 @@ class StepTime:
     GPU; the rest is by models. ``bounds`` and the other tables add up to ``expected_ns``: a moment
     counts to what the GPU computes then, or to what it waits for. ``gpu_ns``: all work on the GPU,
     overlapping or not. ``flops``: of matrix products, attention and convolutions; ``used``:
-    of the GPU's peak for their types. ``tokens`` and ``images`` of a step, 0 where it has none.
-    ``left_out``: what the figure does not contain. ``sources``: of the prices. ``by_rank``: of a
-    job whose ranks were played together, all of them; the tables describe the slowest, of equally
-    slow ones that which waits the least.
+    of the GPU's peak for their types. ``tokens`` and ``images`` of a step, 0 where it has none;
+    ``samples``: rows of the model's first input. ``left_out``: what the figure does not contain.
+    ``sources``: of the prices. ``by_rank``: of a job whose ranks were played together, all of them;
+    the tables describe the slowest, of equally slow ones that which waits the least. ``by_thread``:
+    of the host, by who issued it; empty where that was not recorded.
     """
 
     gpu: str
@@ -89,9 +91,26 @@ class StepTime:
     ] = NOT_PREDICTED
     tokens: Count = 0
     images: Count = 0
+    samples: Annotated[
+        Count | Unavailable, "of a step: rows of the first inputs of the model's calls"
+    ] = NO_SAMPLES
     left_out: Annotated[tuple[str, ...], "what the time does not contain"] = ()
     sources: Annotated[tuple[str, ...], AtMost(64), "where the prices are from"] = ()
     by_rank: tuple[RankStepTime, ...] = ()
+    by_thread: tuple[TimeShare, ...] = ()
+    host_waits: Annotated[Count, "calls by which the host waits for the GPU"] = 0
+    host_waits_ns: Annotated[Nanoseconds, "how long it waits in them"] = Nanoseconds(0)
+
+    @property
+    def counted(self) -> tuple[tuple[str, int], ...]:
+        """What the speed is counted in, with how many a step has: tokens and images, or else
+        samples; empty if none are known.
+        """
+        named = (("tokens", self.tokens), ("images", self.images))
+        some = tuple((name, count) for name, count in named if count)
+        if some or isinstance(self.samples, Unavailable):
+            return some
+        return (("samples", self.samples),)
 
     def per_second(self, count: int) -> tuple[float, float]:
         """``count`` of a step as a rate: the low and the high end."""
@@ -105,8 +124,8 @@ class StepTime:
 @record(frozen=True)
 class TrainingCost:
     """What training costs at a price for an hour of one GPU, on ``gpus`` of them: the low and the
-    high end for a step, and for a billion (10^9) tokens and a million images, 0 where the steps
-    have none. In the currency of the price. ``date``: of the price list it is from.
+    high end for a step, and for a billion (10^9) tokens, a million images and a million samples, 0
+    where the steps have none. In the currency of the price. ``date``: of the price list it is from.
     """
 
     price: Annotated[float, Bounds(0, 1e18)]
@@ -117,14 +136,26 @@ class TrainingCost:
     tokens_high: Annotated[float, Bounds(0, 1e18)] = 0.0
     images_low: Annotated[float, Bounds(0, 1e18), "for 10^6 images"] = 0.0
     images_high: Annotated[float, Bounds(0, 1e18)] = 0.0
+    samples_low: Annotated[float, Bounds(0, 1e18), "for 10^6 samples"] = 0.0
+    samples_high: Annotated[float, Bounds(0, 1e18)] = 0.0
     date: str = ""
 
 
 def cost_of(time: StepTime, price: float, gpus: int, date: str = "") -> TrainingCost:
-    """The cost of steps that each of ``gpus`` makes with its own tokens and images."""
+    """The cost of steps that each of ``gpus`` makes with its own tokens, images or samples."""
     low, high = (ns * price * gpus / 3600e9 for ns in (time.low_ns, time.high_ns))
-    tokens = 1e9 / (time.tokens * gpus) if time.tokens else 0.0
-    images = 1e6 / (time.images * gpus) if time.images else 0.0
-    return TrainingCost(
-        price, gpus, low, high, low * tokens, high * tokens, low * images, high * images, date
-    )
+    of_each = {
+        f"{name}_{end}": cost * (1e9 if name == "tokens" else 1e6) / (count * gpus)
+        for name, count in time.counted
+        for end, cost in (("low", low), ("high", high))
+    }
+    return TrainingCost(price, gpus, low, high, date=date, **of_each)
+
+
+def speed_fields(time: StepTime) -> dict[str, Any]:
+    """What a table of choices has of a step's time, by the names of its fields."""
+    names = ("low_ns", "expected_ns", "high_ns", "tokens", "images", "measured")
+    return {
+        "samples": dict(time.counted).get("samples", 0),
+        **{name: getattr(time, name) for name in names},
+    }

@@ -26,6 +26,7 @@ from gpuprobe.model.values import (
     Peak,
     ProcessId,
     Rank,
+    ReadStatus,
     Timestamp,
     Unavailable,
     World,
@@ -35,6 +36,7 @@ _NOT_COLLECTED = Unavailable("not collected")
 
 # Tensors may have memory that the allocator does not count: the rest is below 0 then.
 BytesOrLess = Annotated[Bytes, Bounds(-MOST_BYTES, MOST_BYTES)]
+_NOT_RECORDED = Unavailable("not recorded", ReadStatus.NOT_COLLECTED)
 _NOT_SET = Unavailable("not set")
 
 
@@ -100,6 +102,10 @@ class DeviceWindow:
     # At the end of a step, and not more than once a second: all memory in use on the device, by
     # any process (cudaMemGetInfo). Minus reserved memory: contexts, libraries, other processes.
     device_used: Bytes | Unavailable = _NOT_COLLECTED
+    # Likewise, of a GPU that is not simulated: the clock of its multiprocessors, MHz (NVML), and
+    # why it is below its maximum.
+    sm_clock: Count | Unavailable = _NOT_RECORDED
+    slowed: tuple[str, ...] = ()
 
     @property
     def not_torch(self) -> Bytes | Unavailable:
@@ -188,6 +194,17 @@ class Collective:
 
 
 @dataclass(frozen=True, slots=True)
+class HostWait:
+    """Calls of one function by which the host waits for the GPU, in one step: how many, and how
+    long they took.
+    """
+
+    call: str
+    count: Count
+    ns: Nanoseconds
+
+
+@dataclass(frozen=True, slots=True)
 class Placed:
     """A module, an input or a batch, and the device it is on.
 
@@ -233,6 +250,9 @@ class Step:
     # Of traced steps, on simulated GPUs.
     launches: StepLaunches | Unavailable = NOT_COUNTED
     work: StepWork | Unavailable = NOT_FOLLOWED
+    # On a GPU that is not simulated: calls of torch.cuda's synchronize, of streams' and events',
+    # of item(), tolist() and cpu() of its tensors.
+    host_waits: tuple[HostWait, ...] | Unavailable = _NOT_RECORDED
 
 
 @record(frozen=True, slots=True)

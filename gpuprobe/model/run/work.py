@@ -21,6 +21,11 @@ MOST_WORK: Final = 1_000_000
 """Entries that a recording has of one step. A step of a model of 8B parameters has 30,000."""
 
 NOT_FOLLOWED: Final = Unavailable("not followed")
+NO_SAMPLES: Final = Unavailable("no call of a model was followed")
+
+MAIN: Final = "main thread"
+AUTOGRAD: Final = "autograd's thread"
+"""Threads of the host that have no name of the program's."""
 
 
 class WorkKind(Enum):
@@ -133,9 +138,12 @@ class StepWork:
     event, or one more than the index in ``works`` of a copy, a fill or a collective.
 
     ``streams`` are named ``cuda:0/7``: device, and the number of the stream in the process.
+    ``threads`` are the host's that made the calls (`MAIN`, `AUTOGRAD`, or the name that the program
+    gave it), ``issued`` is a column, packed like those: of each entry the index of its thread;
+    both are empty in recordings of versions that did not note them.
     ``complete``: every call is there. ``tokens``: indices of the largest embedding in the forward
     passes; ``images``: of those, the batches of the first convolution of up to 4 channels; 0 for
-    none.
+    none. ``samples``: rows of the first inputs of the model's calls.
     """
 
     works: Annotated[tuple[Work, ...], AtMost(MOST_WORK)] = ()
@@ -146,11 +154,14 @@ class StepWork:
     complete: bool = True
     tokens: Count = 0
     images: Count = 0
+    samples: Count | Unavailable = NO_SAMPLES
+    threads: Annotated[tuple[str, ...], AtMost(65_536)] = ()
+    issued: str = ""
 
 
 _OPERATOR_COLUMNS: Final = "II"
 _ENTRY_COLUMNS: Final = "BHIQ"
-_TABLES: Final = {"operators": _OPERATOR_COLUMNS, "entries": _ENTRY_COLUMNS}
+_TABLES: Final = {"operators": _OPERATOR_COLUMNS, "entries": _ENTRY_COLUMNS, "threads": "H"}
 
 
 def pack(columns: tuple[array[int], ...]) -> str:
@@ -165,7 +176,8 @@ def pack(columns: tuple[array[int], ...]) -> str:
 
 
 def unpack(text: str, table: str) -> tuple[array[int], ...]:
-    """The columns of `StepWork.operators` or `StepWork.entries`, by the name of the ``table``.
+    """The columns of `StepWork.operators`, ``entries`` or ``issued``: the ``table`` is "operators",
+    "entries" or "threads".
     Raises DataError for a text that `pack` did not make, or with more than `MOST_WORK` rows.
     """
     codes = _TABLES[table]
@@ -204,6 +216,9 @@ def check_work(work: StepWork | Unavailable) -> None:
     for action, value in zip(actions, values, strict=True):
         if action in _WITH_WORK and value > len(work.works):
             raise DataError("a copy or collective of a step is not listed")
+    (threads,) = unpack(work.issued, "threads")
+    if len(threads) not in (0, len(actions)) or max(threads, default=-1) >= len(work.threads):
+        raise DataError("the threads of a step's calls are damaged")
 
 
 _WITH_WORK: Final = frozenset((Action.COLLECTIVE.value, Action.COPY.value, Action.FILL.value))
@@ -234,6 +249,7 @@ def joined_work(
         )
         for column, item in zip(entries, row, strict=True):
             column.append(item)
+    threads, issued = _joined_threads(earlier, later)
     return StepWork(
         works=(*earlier.works, *later.works),
         places=(*earlier.places, *later.places),
@@ -243,4 +259,28 @@ def joined_work(
         complete=earlier.complete and later.complete,
         tokens=earlier.tokens + later.tokens,
         images=earlier.images + later.images,
+        samples=_joined_samples(earlier.samples, later.samples),
+        threads=threads,
+        issued=issued,
     )
+
+
+def _joined_threads(earlier: StepWork, later: StepWork) -> tuple[tuple[str, ...], str]:
+    """The threads of both parts, and their column; empty if those of a part are unknown."""
+    parts = earlier, later
+    if any(part.entries and not part.issued for part in parts):
+        return (), ""
+    names = {name: at for at, name in enumerate(earlier.threads)}
+    (issued,) = unpack(earlier.issued, "threads")
+    (more,) = unpack(later.issued, "threads")
+    issued.extend(names.setdefault(later.threads[thread], len(names)) for thread in more)
+    return tuple(names), pack((issued,))
+
+
+def _joined_samples(earlier: int | Unavailable, later: int | Unavailable) -> int | Unavailable:
+    """The sum; that of one part, if the model was called in that one only."""
+    if isinstance(earlier, Unavailable):
+        return later if earlier == NO_SAMPLES else earlier
+    if isinstance(later, Unavailable):
+        return earlier if later == NO_SAMPLES else later
+    return earlier + later

@@ -115,6 +115,8 @@ def _follow_reads(computing: ComputingShapes, reads: Reads, patches: Patches) ->
                 and _single(name, tensor)
                 and not knowledge.known(tensor)
             ):
+                if tensor.is_cuda and name not in _OF_THE_CPU:
+                    computing.wait_for(tensor)
                 return unknown(tensor)
             return before(tensor, *args, **kwargs)
 
@@ -146,6 +148,10 @@ def _follow_reads(computing: ComputingShapes, reads: Reads, patches: Patches) ->
     follow("numpy", array)
     follow("__array__", array)
     follow("__repr__", _shown)
+
+
+_OF_THE_CPU = frozenset(("numpy", "__array__"))
+"""What raises an error for a tensor of a GPU."""
 
 
 def _single(name: str, tensor: Tensor) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import operator
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
@@ -342,6 +343,8 @@ class ComputingShapes(Computing):
         """Whether a collective of the graph that is replayed had no values: what follows may depend
         on it."""
         self._run[How.SCALAR] = self._scalar
+        self._waiting: set[int] = set()
+        """Threads in `wait_for`."""
         self._run[How.ONLY] = self._only
 
     def _spend(self, plan: OperatorPlan, args: Args, kwargs: Kwargs, results: object) -> bool:
@@ -727,7 +730,24 @@ class ComputingShapes(Computing):
         tensor = args[0]
         if self.capture is not None or self.knowledge.known(tensor):  # a capture refuses it
             return func(*args, **kwargs)
+        self._inside(INSIDE, lambda: func(*args, **kwargs))  # the host waits for the GPU here
+        if threading.get_ident() in self._waiting:
+            return 0
         return self.reads.scalar(tensor, self.knowledge.most(tensor))
+
+    def wait_for(self, tensor: Tensor) -> None:
+        """Make the calls by which the host reads an unknown tensor of a GPU, whatever it finds: the
+        copy, and the wait for all that is before it, are part of a step.
+        """
+        if tensor.numel() != 1:
+            tensor.detach().cpu()
+            return
+        thread = threading.get_ident()
+        self._waiting.add(thread)
+        try:
+            torch.ops.aten._local_scalar_dense(tensor)
+        finally:
+            self._waiting.discard(thread)
 
     def _answering(
         self, plan: OperatorPlan, func: OpOverload, args: Args, kwargs: Kwargs

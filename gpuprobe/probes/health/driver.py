@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from gpuprobe.catalogue.architectures import runs_on
 from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.machine.devices import SourceStatus
 from gpuprobe.model.rules import Rule
@@ -182,26 +183,6 @@ def torch_without_cuda(self: Rule, facts: MachineFacts) -> Iterator[Finding | Un
             fix="Install a CUDA build of torch: pytorch.org/get-started shows the command.",
             code="pip uninstall torch",
         )
-
-
-def runs_on(arch: str, capability: tuple[int, int]) -> bool:
-    """Whether code for ``arch`` (``sm_90``, ``compute_80``, ``sm_90a``) runs on a GPU of this
-    compute capability.
-
-    Source: CUDA C++ Programming Guide, "Application Compatibility": binary code runs on later
-    minor versions of its major version; PTX on every later one; ``a`` only on exactly its
-    own; ``f`` within its major version.
-    """
-    match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", arch)
-    if match is None:
-        return False
-    kind, suffix = match.group(1), match.group(4)
-    target = (int(match.group(2)), int(match.group(3)))
-    if suffix == "a":
-        return target == capability
-    if kind == "sm" or suffix == "f":
-        return target[0] == capability[0] and target[1] <= capability[1]
-    return target <= capability
 
 
 @rule("GP105", "torch-arch-missing", "torch has code for every GPU", Level.ERROR, "torch, nvml")

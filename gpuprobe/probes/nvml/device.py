@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from gpuprobe.model.machine.clocks import throttle_reasons
 from gpuprobe.model.machine.devices import (
     NOT_READ,
     Clocks,
@@ -25,21 +26,6 @@ from gpuprobe.model.machine.devices import (
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, T, Unavailable
 from gpuprobe.probes.base import Detail
 from gpuprobe.probes.nvml.readings import Calls, pci_bus_id, read_group, sm_count, text
-
-# nvml.h, nvmlClocksEventReasons. Some are normal: see the rule GP120.
-THROTTLE_REASONS = {
-    0x001: "idle",
-    0x002: "application clocks setting",
-    0x004: "power cap",
-    0x008: "hardware slowdown",
-    0x010: "sync boost",
-    0x020: "thermal slowdown (software)",
-    0x040: "thermal slowdown (hardware)",
-    0x080: "power brake (hardware)",
-    0x100: "display clock setting",
-    0x200: "board limit",
-    0x400: "reliability limit",
-}
 
 _FIELD_MEMORY_TEMPERATURE = 82  # NVML_FI_DEV_MEMORY_TEMP
 FIELD_NVLINK_TX_KIB = 138  # NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, scope: the link
@@ -152,17 +138,13 @@ def _unified(name: Reading[str], memory: DeviceMemory) -> Reading[bool]:
 
 def throttling(calls: Calls, key: str, handle: object) -> Reading[tuple[str, ...]]:
     """The reasons why the clocks are below their maximum."""
-    reading = calls.read(key, "DeviceGetCurrentClocksEventReasons", handle, convert=_reasons)
+    reading = calls.read(
+        key, "DeviceGetCurrentClocksEventReasons", handle, convert=throttle_reasons
+    )
     if reading.status is ReadStatus.UNSUPPORTED:  # drivers before 535 have the older name
         older = "DeviceGetCurrentClocksThrottleReasons"
-        reading = calls.read(key, older, handle, convert=_reasons)
+        reading = calls.read(key, older, handle, convert=throttle_reasons)
     return reading
-
-
-def _reasons(mask: int) -> tuple[str, ...]:
-    reasons = [reason for bit, reason in THROTTLE_REASONS.items() if mask & bit]
-    unknown = mask & ~sum(THROTTLE_REASONS)
-    return tuple(reasons + ([f"reason {unknown:#x}"] if unknown else []))
 
 
 def memory_temperature(calls: Calls, key: str, handle: object) -> Reading[int]:

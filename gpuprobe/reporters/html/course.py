@@ -66,7 +66,7 @@ def course(courses: Courses) -> Markup | None:
                 start = max(0, span.start_ns - began)
                 moved = replace(span, start_ns=start, end_ns=span.end_ns - began)
                 lanes.setdefault(span.track, []).append(moved)
-        for track in sorted(lanes, key=lambda name: (name == "host", name)):
+        for track in sorted(lanes, key=lambda name: (not name.startswith("cuda:"), name)):
             name = f"rank {rank} · {track}" if several else track
             rows.append(el("tr", el("th", name, scope="row"), el("td", _lane(lanes[track], total))))
     left_out = len(courses) - len(shown)

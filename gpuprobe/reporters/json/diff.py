@@ -113,7 +113,7 @@ DOCUMENT: Final = Document(
         "2.1": "compiled",
         "2.2": "DiffRow.need",
         "2.3": "step_time",
-        "2.4": "MeasuredStepTime.collectives_ns",
+        "2.4": "MeasuredStepTime.collectives_ns MeasuredStepTime.waits MeasuredStepTime.clock",
     },
 )
 

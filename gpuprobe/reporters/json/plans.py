@@ -53,7 +53,7 @@ ESTIMATE: Final = Document(
             **keys("attributed by_category by_module by_line assumed not_modelled compiled"),
             **keys("communication by_device by_rank"),
             **keys("suggestions not_tried smallest_gpus growth growth_advice phases causes model"),
-            **keys("step_time cost"),
+            **keys("step_time no_kernels cost"),
         },
         EstimatedChange: keys("name how verdict needed"),
         Transfer: keys("op axis ranks dtype count payload wire module", place=_place),
@@ -124,14 +124,16 @@ FIT: Final = Document(
         FitChoice: keys(
             "gpu ranks largest total needed capacity",
             failed=_failed,
-            **keys("low_ns expected_ns high_ns tokens images no_time cost"),
+            **keys("low_ns expected_ns high_ns tokens images samples measured no_time no_kernels"),
+            **keys("cost"),
         ),
     },
     added={
         "2.1": "interrupted",
         "2.3": "out_of_time",
         "2.4": "FitChoice.low_ns FitChoice.expected_ns FitChoice.high_ns FitChoice.tokens "
-        "FitChoice.images FitChoice.no_time FitChoice.cost",
+        "FitChoice.images FitChoice.samples FitChoice.measured FitChoice.no_time "
+        "FitChoice.no_kernels FitChoice.cost",
     },
 )
 

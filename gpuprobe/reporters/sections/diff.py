@@ -127,15 +127,51 @@ def measured_time_section(diff: Diff) -> list[Section]:
         blocked = f"collectives block the host for {human_ns(time.collectives_ns)} of a step"
         text = f"{blocked}; predicted: {human_ns(exposed)} with nothing to compute meanwhile"
         lines.append(Line(text, "item"))
-    if time.measured_ns > time.predicted.high_ns:
-        lines.append(
-            Line("clocks of the GPU, which heat and power limit, are not recorded", "item")
-        )
+    lines += [Line(text, "item") for text in (_waits_text(time), _clock_text(time), _UNKNOWN)]
     if not time.inside and not time.phases:
         lines.append(Line("where they differ is unknown: no times on the GPU were recorded"))
     if time.phases:
         lines.append(_phase_table(time))
     return [Section(title, tuple(lines), "step-time", title)]
+
+
+_UNKNOWN = (
+    "not known of the measured run: how long it waits for launches, and the time of each kernel"
+)
+
+
+def _waits_text(time: MeasuredStepTime) -> str:
+    """``the host waits for the GPU in 2 calls of a step, 12.0 ms (Tensor.item() 1, …)``."""
+    calls = plural(time.predicted.host_waits, "call")
+    predicted = f"predicted: {calls}, {human_ns(time.predicted.host_waits_ns)}"
+    if isinstance(time.waits, Unavailable):
+        return f"synchronisations of the measured run: {time.waits.reason}; {predicted}"
+    each = [f"{wait.call} {wait.count / time.steps:.3g}" for wait in time.waits]
+    count = sum(wait.count for wait in time.waits) / time.steps
+    ns = sum(wait.ns for wait in time.waits) // time.steps
+    listed = f" ({', '.join(each)})" if each else ""
+    return (
+        f"the host waits for the GPU in {count:.3g} calls of a step, {human_ns(ns)}{listed}, "
+        f"without reads such as float(tensor); {predicted}"
+    )
+
+
+def _clock_text(time: MeasuredStepTime) -> str:
+    """``clock of the multiprocessors: 1,590 to 1,755 MHz, …``."""
+    clock = time.clock
+    if isinstance(clock, Unavailable):
+        return f"clocks of the GPU, which heat and power limit: {clock.reason}"
+    text = (
+        f"clock of the multiprocessors: {clock.low:,} to {clock.high:,} MHz, median "
+        f"{clock.median:,} ({plural(clock.readings, 'reading')}), "
+        f"{clock.median / clock.sheet:.0%} of the data sheet's {clock.sheet:,}"
+    )
+    if clock.kept:
+        low, high = clock.kept
+        text += f"; prices assume that {100 * low:.0f} to {high:.0%} are kept under load"
+    if clock.slowed:
+        text += f"; limited by {', '.join(f'{why} ({count})' for why, count in clock.slowed)}"
+    return text
 
 
 def _phase_table(time: MeasuredStepTime) -> Table:

@@ -29,6 +29,7 @@ from gpuprobe.reporters.sections.parts import (
 )
 from gpuprobe.reporters.sections.report.steps import communication_section
 from gpuprobe.reporters.sections.step_time import (
+    counted_in,
     short_step_time,
     speed_cells,
     speed_columns,
@@ -56,7 +57,7 @@ def estimate_sections(estimate: Estimate, top: int = 8, *, full: bool = True) ->
         tables.append(
             communication_section("Communication in the last step", estimate.communication, top)
         )
-    tables += step_time_sections(estimate.step_time, top, cost=estimate.cost)
+    tables += step_time_sections(estimate.step_time, top, full=full, cost=estimate.cost)
     listed = (
         ("Compiled", estimate.compiled),
         ("Assumed", estimate.assumed),
@@ -319,6 +320,9 @@ def _estimate_notes(estimate: Estimate, *, full: bool = True) -> list[Line]:
     lines = [Line(", ".join(notes)), *([Line(_EVIDENCE)] if full else [])]
     if estimate.model:
         lines.insert(0, Line(f"{estimate.model} (--write-script FILE keeps the script)", "item"))
+    if estimate.no_kernels:
+        text = f"{estimate.no_kernels}: on that GPU it needs another build of torch"
+        lines.insert(0, Line(text, "alert"))
     if estimate.verdict_why:
         lines.insert(0, Line(f"{estimate.verdict}: {estimate.verdict_why}"))
     if estimate.compute_why and (full or estimate.compute != "real"):
@@ -463,7 +467,7 @@ def fit_sections(fit: Fit) -> list[Section]:
     found = [Section(title, tuple(parts))]
     if fit.choices:
         of_all = " of all ranks" if any(one.ranks > 1 for one in fit.choices) else ""
-        notes = speed_notes(_per(fit), fit.choices) if _is_timed(fit) else []
+        notes = speed_notes(counted_in(fit.choices), fit.choices) if _is_timed(fit) else []
         found.append(Section(f"Choices, by {name}{of_all}", (_choices(fit), *notes)))
     if fit.suggestions:
         at = fit.largest if fit.largest is not None else fit.least
@@ -487,7 +491,7 @@ def _choices(fit: Fit) -> Table:
         *((Column("of all", 8, gap=1, number=True),) if ranks else ()),
         Column("needs", 10, gap=1, number=True),
         Column("of", 10, gap=1, number=True),
-        *(speed_columns(_per(fit), costs=costs) if timed else ()),
+        *(speed_columns(counted_in(fit.choices), costs=costs) if timed else ()),
         Column("", 0, gap=2, cut=False),
     )
     rows = []
@@ -495,7 +499,8 @@ def _choices(fit: Fit) -> Table:
         each, total = ("-", "-") if one.largest is None else (str(one.largest), str(one.total))
         largest = (str(one.ranks), each, total) if ranks else (each,)
         sizes = ("", "") if one.failed else (size(one.needed), size(one.capacity))
-        remark = one.failed or (one.no_time if one.largest else f"not even {fit.least} fits")
+        no_speed = one.no_time if one.largest else f"not even {fit.least} fits"
+        remark = one.failed or "; ".join(filter(None, (no_speed, one.no_kernels)))
         speed = speed_cells(one, costs=costs, ranks=one.ranks) if timed else ()
         rows.append(Row((one.gpu, *largest, *sizes, *speed, remark)))
     return Table("choices", columns, tuple(rows))
@@ -503,10 +508,6 @@ def _choices(fit: Fit) -> Table:
 
 def _is_timed(fit: Fit) -> bool:
     return any(one.expected_ns for one in fit.choices)
-
-
-def _per(fit: Fit) -> str:
-    return "images" if any(one.images for one in fit.choices) else "tokens"
 
 
 def _suggestions(fit: Fit) -> Table:

@@ -24,7 +24,6 @@ from gpuprobe.reporters.sections.parts import (
     Table,
     bulleted,
     duration,
-    size,
 )
 
 _LEAST: Final = 0.01  # of the step: smaller shares are not printed
@@ -38,7 +37,7 @@ def step_time_sections(
     """
     if isinstance(time, Unavailable):
         return [Section("Step time", (Line(f"not predicted: {time.reason}"),), "step-time")]
-    parts: list[Part] = [Line(text, "item") for text in _sentences(time)]
+    parts: list[Part] = [Line(text, "item") for text in _sentences(time, full=full)]
     if full:
         parts.append(Line(_work_text(time), "item"))
     if cost is not None:
@@ -56,6 +55,9 @@ def step_time_sections(
         sections.append(
             Section(title, (_table(by, rows, time, top),), f"step-time-{by}", f"Time by {by}")
         )
+    if full and time.by_thread:
+        by_thread = _table("host thread", time.by_thread, time, top)
+        sections.append(Section("Time of a step by host thread", (by_thread,), "step-time-thread"))
     if time.by_rank and (full or any(row.waits_ns >= _LEAST * row.ns for row in time.by_rank)):
         sections.append(
             Section("Time of a step by rank", (_rank_table(time, top),), "step-time-rank")
@@ -101,21 +103,29 @@ def speed_text(time: StepTime) -> str:
 def _rates(time: StepTime) -> list[str]:
     return [
         f"{_number(low)} to {_number(high)} {name} a second"
-        for count, name in ((time.tokens, "tokens"), (time.images, "images"))
-        if count
+        for name, count in time.counted
         for low, high in (time.per_second(count),)
     ]
 
 
-def _sentences(time: StepTime) -> Iterator[str]:
+def _sentences(time: StepTime, *, full: bool) -> Iterator[str]:
     rates = _rates(time)
     used = time.used
     if not isinstance(used, Unavailable):
-        rates.append(f"{used:.0%} of the GPU's peak (MFU)")
+        low, high = (used * time.expected_ns / ns for ns in (time.high_ns, time.low_ns))
+        rates.append(f"{100 * low:.0f} to {high:.0%} of the GPU's peak (MFU)")
     if rates:
         yield ", ".join(rates)
+    if not time.counted and isinstance(time.samples, Unavailable):
+        yield f"samples a second are unknown: {time.samples.reason}"
+    elif time.counted and time.counted[0][0] == "samples":
+        yield f"samples: the {time.counted[0][1]:,} rows of the model's first input in a step"
     yield bounds_text(time)
-    yield f"prices: {time.measured:.0%} by measured kernels of this GPU, the rest by models"
+    text = "no price is from measured kernels of this GPU: all are by models"
+    if time.measured:
+        rest = "; the rest is by models" if time.measured < 1 else ""
+        text = f"prices from measured kernels of this GPU: {time.measured:.0%} of its time{rest}"
+    yield text if full else f"{text} (-v lists the sources)"
 
 
 def bounds_text(time: StepTime) -> str:
@@ -131,18 +141,17 @@ def bounds_text(time: StepTime) -> str:
 def gpu_table_sections(table: GpuTable) -> list[Section]:
     """The GPUs, the best first, and why some have no time."""
     costs = any(row.cost is not None for row in table.rows)
-    per = "images" if any(row.images for row in table.rows) else "tokens"
+    per = counted_in(table.rows)
     columns = (
         Column("GPU", AUTO, cut=False),
-        Column("needs", AUTO, gap=2, number=True),
-        Column("of", AUTO, gap=1, number=True),
+        Column("needs, GiB", AUTO, gap=1, number=True),
         *speed_columns(per, costs=costs),
     )
     rows = [
         Row(
             (
                 row.gpu,
-                *((_NONE, _NONE) if row.failed else (size(row.total_high), size(row.capacity))),
+                _NONE if row.failed else _needs(row),
                 *speed_cells(row, costs=costs, instead=_no_speed(row)),
             )
         )
@@ -159,8 +168,18 @@ def gpu_table_sections(table: GpuTable) -> list[Section]:
     return [Section(title, tuple(parts), "gpus", "GPUs")]
 
 
+def _needs(row: GpuRow) -> Cell:
+    """``1.2 of 79.1``."""
+    used, whole = (number / 2**30 for number in (row.total_high, row.capacity))
+    return Cell(f"{used:,.1f} of {whole:,.1f}", row.total_high)
+
+
 def _reasons(row: GpuRow) -> Iterator[str]:
-    """Why a row has no figures, and its verdict if the table does not have it."""
+    """Why a row has no figures, its verdict if the table does not have it, and what keeps the
+    program from running there.
+    """
+    if row.no_kernels and not row.failed:
+        yield row.no_kernels
     if row.failed:
         yield row.failed
     elif row.verdict != NOT:
@@ -186,6 +205,8 @@ class Speed(Protocol):
     """A predicted step of a run in a table of choices: nanoseconds, 0 without a time."""
 
     @property
+    def gpu(self) -> str: ...
+    @property
     def low_ns(self) -> int: ...
     @property
     def expected_ns(self) -> int: ...
@@ -196,11 +217,23 @@ class Speed(Protocol):
     @property
     def images(self) -> int: ...
     @property
+    def samples(self) -> int: ...
+    @property
+    def measured(self) -> float: ...
+    @property
     def cost(self) -> TrainingCost | None: ...
 
 
+def counted_in(rows: Sequence[Speed]) -> str:
+    """What the speeds of a table are counted in: "images", "tokens" or "samples"."""
+    for per in ("images", "tokens"):
+        if any(getattr(row, per) for row in rows):
+            return per
+    return "samples"
+
+
 def speed_columns(per: str, *, costs: bool) -> tuple[Column, ...]:
-    """The columns of `speed_cells`. ``per``: "images" or "tokens"."""
+    """The columns of `speed_cells`. ``per``: see `counted_in`."""
     return (
         Column("step, with its range", AUTO, gap=2, number=True),
         Column(f"{per}/s", AUTO, gap=2, number=True),
@@ -209,16 +242,18 @@ def speed_columns(per: str, *, costs: bool) -> tuple[Column, ...]:
 
 
 def speed_cells(row: Speed, *, costs: bool, ranks: int = 1, instead: str = "") -> tuple[Cell, ...]:
-    """A step's time with its range, how much all ``ranks`` do in a second, and what that costs;
-    or the text ``instead``.
+    """A step's time with its range, and the ranges of how much all ``ranks`` do in a second and of
+    what that costs; or the text ``instead``.
     """
     if instead or not row.expected_ns:
         return (Cell(instead or "-", -1), _NONE, *((_NONE,) if costs else ()))
-    count = (row.images or row.tokens) * ranks
-    rate = count / (row.expected_ns * 1e-9)
+    count = (row.images or row.tokens or row.samples) * ranks
+    low, expected, high = (
+        count / (ns * 1e-9) for ns in (row.high_ns, row.expected_ns, row.low_ns or 1)
+    )
     return (
         Cell(_short_span(row), row.expected_ns),
-        Cell(_number(rate), rate) if count else _NONE,
+        Cell(f"{_short(low)} to {_short(high)}", expected) if count else _NONE,
         *((_cost_cell(row),) if costs else ()),
     )
 
@@ -230,7 +265,11 @@ def _short_span(row: Speed) -> str:
     """``13.5 ms (12.6 to 15.7)``, in the unit of the expected time."""
     expected = human_ns(row.expected_ns)
     unit = _NS[expected.rpartition(" ")[2]]
-    return f"{expected} ({row.low_ns / unit:,.1f} to {row.high_ns / unit:,.1f})"
+    digits = 0 if row.expected_ns >= 100 * unit else 1
+    low, middle, high = (
+        f"{ns / unit:,.{digits}f}" for ns in (row.low_ns, row.expected_ns, row.high_ns)
+    )
+    return f"{middle} {expected.rpartition(' ')[2]} ({low} to {high})"
 
 
 def speed_notes(per: str, rows: Sequence[Speed]) -> list[Part]:
@@ -238,26 +277,48 @@ def speed_notes(per: str, rows: Sequence[Speed]) -> list[Part]:
     notes: list[Part] = []
     costs = [row.cost for row in rows if row.cost is not None]
     if costs:
-        unit = "a million images" if per == "images" else "a billion tokens"
-        text = f"cost: for {unit}, or for a step without any, at the slow end of the range"
-        notes.append(Line(f"{text}{_listed(costs[0])}"))
-    notes.append(
-        Line("times are predicted, with their ranges; gpuprobe estimate --gpu GPU has the sources")
-    )
+        unit = "a billion tokens" if per == "tokens" else f"a million {per}"
+        notes.append(Line(f"cost: for {unit}, or for a step without any{_listed(costs[0])}"))
+    own = [row.gpu for row in rows if row.expected_ns and row.measured]
+    others = [row.gpu for row in rows if row.expected_ns and not row.measured]
+    texts = []
+    if own:
+        shares = [row.measured for row in rows if row.expected_ns and row.measured]
+        least, most = f"{100 * min(shares):.0f}", f"{max(shares):.0%}"
+        span = most if most == f"{least}%" else f"{least} to {most}"
+        texts.append(f"by measured kernels of the GPU for {span} of its time: {', '.join(own)}")
+    if others:
+        texts.append(f"by models and data sheets: {', '.join(others)}")
+    if texts:
+        text = f"times are predicted, {'; '.join(texts)}"
+        notes.append(Line(f"{text} (gpuprobe estimate --gpu GPU -v: the sources)"))
     return notes
 
 
 def _cost_cell(row: Speed) -> Cell:
     if row.cost is None:
         return _NONE
-    amount = row.cost.images_high or row.cost.tokens_high or row.cost.step_high
-    return Cell(_money(amount), amount)
+    low, high = next(
+        ends
+        for ends in (
+            (row.cost.images_low, row.cost.images_high),
+            (row.cost.tokens_low, row.cost.tokens_high),
+            (row.cost.samples_low, row.cost.samples_high),
+            (row.cost.step_low, row.cost.step_high),
+        )
+        if ends[1]
+    )
+    return Cell(f"{_money(low)} to {_money(high)}", high)
 
 
 def _work_text(time: StepTime) -> str:
-    """Which step it is, and its work."""
+    """Which step it is, its work, and how long the host waits for it."""
     flops = f"{time.flops / 1e12:,.3g} TFLOP in products, attention and convolutions"
-    return f"step {time.step}: {human_ns(time.gpu_ns)} of work on the GPU, {flops}"
+    text = f"step {time.step}: {human_ns(time.gpu_ns)} of work on the GPU, {flops}"
+    if time.host_waits:
+        calls = plural(time.host_waits, "call")
+        text += f"; the host waits for it in {calls}, {human_ns(time.host_waits_ns)}"
+    return text
 
 
 def _cost_text(cost: TrainingCost) -> str:
@@ -268,7 +329,9 @@ def _cost_text(cost: TrainingCost) -> str:
         texts.append(f"{_money(cost.tokens_low)} to {_money(cost.tokens_high)} a billion tokens")
     if cost.images_high:
         texts.append(f"{_money(cost.images_low)} to {_money(cost.images_high)} a million images")
-    return f"at {_money(cost.price)} an hour for {gpus}{_listed(cost)}: {', '.join(texts)}"
+    if cost.samples_high:
+        texts.append(f"{_money(cost.samples_low)} to {_money(cost.samples_high)} a million samples")
+    return f"at {cost.price:,g} an hour for {gpus}{_listed(cost)}: {', '.join(texts)}"
 
 
 def _listed(cost: TrainingCost) -> str:
@@ -276,8 +339,16 @@ def _listed(cost: TrainingCost) -> str:
 
 
 def _money(value: float) -> str:
-    digits = 2 if value >= 1 or not value else 2 - math.floor(math.log10(value))
+    digits = 2 if value >= 1 or not value else 1 - math.floor(math.log10(value))
     return f"{value:,.{digits}f}"
+
+
+def _short(value: float) -> str:
+    """At most four characters: ``154k``, ``1.3M``."""
+    for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1, "")):
+        if value >= 0.9995 * unit:
+            return f"{value / unit:.{0 if value >= 9.95 * unit else 1}f}{name}"
+    return f"{value:.2g}"
 
 
 def _number(value: float) -> str:

@@ -15,6 +15,7 @@ from itertools import chain
 from typing import Any, Final, NamedTuple, TextIO
 
 from gpuprobe._version import __version__
+from gpuprobe.catalogue.architectures import no_kernels
 from gpuprobe.model.colour import uses_colour
 from gpuprobe.model.machine.devices import (
     Container,
@@ -131,6 +132,8 @@ def lines(inventory: Inventory, *, columns: int = WIDTH, colour: bool = False) -
         yield paint.on(_heading(table), paint.strong)
         for device in inventory.devices:
             yield from _device_lines(device, inventory, table, paint)
+        for text in _without_kernels(inventory):
+            yield from wrapped(text, " ! ", width)
     names = device_names(inventory)
     if inventory.disagreements:
         yield ""
@@ -142,6 +145,20 @@ def lines(inventory: Inventory, *, columns: int = WIDTH, colour: bool = False) -
         yield ""
         yield "Unavailable values:"
         yield from error_lines(inventory, names, width)
+
+
+def _without_kernels(inventory: Inventory) -> Iterator[str]:
+    """The GPUs that the installed torch has no kernels for, if torch was read."""
+    version, archs = inventory.host.torch.value, inventory.host.torch_archs.value
+    if isinstance(version, Unavailable) or isinstance(archs, Unavailable) or not archs:
+        return
+    names = device_names(inventory)
+    for device in inventory.devices:
+        capability = device.compute_capability.value
+        if not isinstance(capability, Unavailable):
+            text = no_kernels(version, archs, (capability[0], capability[1]))
+            if text:
+                yield f"{visible(text)}: {visible(names.get(device.key, device.key))}"
 
 
 def verdict(inventory: Inventory) -> tuple[bool, str]:

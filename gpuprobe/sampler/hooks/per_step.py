@@ -19,9 +19,9 @@ from gpuprobe.model.run.communication import MOST_OPERATIONS, exchanges_of, oper
 from gpuprobe.model.run.launches import NOT_COUNTED, StepLaunches, joined
 from gpuprobe.model.run.session import BlindSpot, Placed
 from gpuprobe.model.run.work import NOT_FOLLOWED, StepWork, joined_work
-from gpuprobe.model.values import Bytes, Unavailable
+from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
 from gpuprobe.sampler.hooks.collectives import CollectiveCalls, Records
-from gpuprobe.sampler.hooks.waits import joined_waits
+from gpuprobe.sampler.hooks.waits import HostWaits, joined_host_waits, joined_waits
 from gpuprobe.sampler.timeline import PhaseTimeline
 from gpuprobe.sampler.tracing.tensors import MOST_NESTED, modules_of, plain_tensors
 from gpuprobe.sampler.tracing.traces import Traces
@@ -176,6 +176,7 @@ _LEFT_OUT = BlindSpot(
     "communication by line and module does not include them; the totals by operation do",
 )
 
+_NO_WAITS = Unavailable("waits of the host are timed on GPUs only", ReadStatus.NOT_COLLECTED)
 _IF = "the figures are those of a real GPU if this is so there"
 
 
@@ -190,10 +191,14 @@ class PerStep:
         timeline: PhaseTimeline,
         traces: Traces,
         on_fault: Callable[[Exception], None],
+        *,
+        on_gpu: bool = False,
     ) -> None:
         """``traces`` decide in which steps each operation is recorded; ``on_fault`` gets internal
-        errors.
+        errors. ``on_gpu``: the program uses a GPU that is not simulated.
         """
+        self._host_waits = HostWaits() if on_gpu else None
+        self._undo = [] if self._host_waits is None else self._host_waits.install()
         self.records = Records(lambda: timeline.started_ns, on_fault)
         self.records.on = traces.in_detail(0)
         self._traces = traces
@@ -219,6 +224,7 @@ class PerStep:
             "exchanges": exchanges_of(self.records.take()),
             "launches": self._launches(),
             "work": self._work(),
+            "host_waits": _NO_WAITS if self._host_waits is None else self._host_waits.take(),
         }
         self.records.on = self._traces.in_detail(index + 1)
         before, earlier = self._last
@@ -242,6 +248,8 @@ class PerStep:
     def end(self) -> None:
         """Remove the hooks, and record what a simulated GPU has assumed."""
         self.collectives.remove()
+        while self._undo:
+            self._undo.pop()()
         self._blind(tuple(BlindSpot(f"assumed: {text}", _IF) for text in assumptions()))
 
     def _joined(self, earlier: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
@@ -256,4 +264,5 @@ class PerStep:
             "exchanges": exchanges,
             "launches": joined(earlier["launches"], later["launches"]),
             "work": joined_work(earlier["work"], later["work"]),
+            "host_waits": joined_host_waits(earlier["host_waits"], later["host_waits"]),
         }

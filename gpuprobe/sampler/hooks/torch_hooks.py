@@ -142,7 +142,9 @@ class Listener(Protocol):
     def found_models(self, models: list[Module]) -> None: ...
     def module_begins(self, module: Module) -> None: ...
     def module_ends(self, module: Module) -> None: ...
-    def inputs(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None: ...
+    def inputs(
+        self, module: Module, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> None: ...
     def outputs(self, result: object) -> None: ...
     def loaded(self, batch: object) -> None: ...
     def forward_done(self, module: Module) -> None: ...
@@ -292,7 +294,7 @@ class Hooks:
                 listener.begin("forward", evaluation=not self._trains(module))
                 try:
                     if whole:
-                        listener.inputs(args, kwargs)
+                        listener.inputs(module, args, kwargs)
                     result = original(*args, **kwargs)
                     listener.outputs(result)
                     return result
@@ -453,7 +455,7 @@ class Hooks:
             )
             self._running.calls += 1
             self._listener.begin("forward", evaluation=not self._trains(module))
-            self._listener.inputs(args, {})
+            self._listener.inputs(module, args, {})
 
     def _first_returned(self, module: Module, args: Any, output: object) -> None:
         """The first call returned. A hook on the module itself would be copied with the module."""

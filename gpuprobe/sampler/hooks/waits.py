@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeAlias
 
 import torch
 
 from gpuprobe.clocks import perf_counter_ns
+from gpuprobe.model.run.session import HostWait
 from gpuprobe.model.values import ReadStatus, Unavailable
 from gpuprobe.patching import patch
 from gpuprobe.torch_support.tensors import tensors_in
@@ -144,6 +145,72 @@ def _sum(one: int | Unavailable, two: int | Unavailable) -> int | Unavailable:
 
 _DEVICES: Final = (torch.device, str, int, torch.Tensor)
 """Types of an argument of ``Tensor.to`` that names a device; ``bool`` does not."""
+
+
+class HostWaits:
+    """The calls by which the host has waited for the GPU since the last `take`, in all threads.
+    Other ways to read a tensor, such as ``float(loss)`` and ``if loss > 1``, are slots of its type
+    in C, and not among them.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a signal handler of the program may synchronise, too
+        self._waits: dict[str, list[int]] = {}
+
+    def install(self) -> list[Callable[[], None]]:
+        """Measure from now on; returns functions that undo it."""
+        owners: tuple[tuple[Any, str, str], ...] = (
+            (torch.cuda, "synchronize", "torch.cuda.synchronize()"),
+            (torch.cuda.Stream, "synchronize", "Stream.synchronize()"),
+            (torch.cuda.Event, "synchronize", "Event.synchronize()"),
+            *((torch.Tensor, name, f"Tensor.{name}()") for name in ("item", "tolist", "cpu")),
+        )
+        return [
+            patch(owner, name, self._timed(getattr(owner, name), call))
+            for owner, name, call in owners
+        ]
+
+    def _timed(self, original: Callable[..., Any], call: str) -> Callable[..., Any]:
+        of_tensor = call.startswith("Tensor.")
+
+        @functools.wraps(original)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or (of_tensor and not args[0].is_cuda):
+                return original(*args, **kwargs)
+            began = perf_counter_ns()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                spent = perf_counter_ns() - began
+                with self._lock:
+                    sums = self._waits.setdefault(call, [0, 0])
+                    sums[0] += 1
+                    sums[1] += spent
+
+        return timed
+
+    def take(self) -> tuple[HostWait, ...]:
+        """The calls since the last one of this, the longest first."""
+        with self._lock:
+            waits, self._waits = self._waits, {}
+        return sorted_waits(HostWait(call, count, ns) for call, (count, ns) in waits.items())
+
+
+def sorted_waits(waits: Iterable[HostWait]) -> tuple[HostWait, ...]:
+    return tuple(sorted(waits, key=lambda wait: (-wait.ns, wait.call)))
+
+
+def joined_host_waits(
+    one: tuple[HostWait, ...] | Unavailable, two: tuple[HostWait, ...] | Unavailable
+) -> tuple[HostWait, ...] | Unavailable:
+    """The sums of two parts of one step."""
+    if isinstance(one, Unavailable) or isinstance(two, Unavailable):
+        return two if isinstance(one, Unavailable) else one
+    sums: dict[str, HostWait] = {}
+    for wait in (*one, *two):
+        before = sums.get(wait.call, HostWait(wait.call, 0, 0))
+        sums[wait.call] = HostWait(wait.call, before.count + wait.count, before.ns + wait.ns)
+    return sorted_waits(sums.values())
 
 
 class Copies:

@@ -584,7 +584,7 @@ class Uses:
     def _use_by_graph(self, inputs: list[object]) -> None:
         number = self._begins(self._places.here(), _COMPILED_GRAPH)
         if self.work is not None:
-            self.work.graph_called(inputs)
+            self.work.graph_called(inputs, self._path())
         self._pack()
         self._in_graph = len(self._address)
         self._note(inputs, number * KINDS + USE)

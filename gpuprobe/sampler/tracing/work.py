@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import re
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from threading import get_native_id
 from typing import Any, Final
 
 import torch
@@ -18,6 +19,7 @@ from torch._ops import OpOverload
 
 from gpuprobe.model.run.work import (
     MOST_WORK,
+    NO_SAMPLES,
     Action,
     StepWork,
     Work,
@@ -25,12 +27,14 @@ from gpuprobe.model.run.work import (
     WorkPlace,
     pack,
 )
+from gpuprobe.model.values import Unavailable
 from gpuprobe.patching import Patches, when_imported
 from gpuprobe.sampler.failures import from_program
 from gpuprobe.sampler.tracing.places import OperatorPlaces
 from gpuprobe.torch_support.engine_reports import CallLog, GpuCall
 from gpuprobe.torch_support.operator_work import OperatorWork
-from gpuprobe.torch_support.tensors import size_of
+from gpuprobe.torch_support.tensors import size_of, tensors_in
+from gpuprobe.torch_support.thread_names import thread_name
 
 _INDUCTOR: Final = "torch._inductor.runtime.triton_heuristics"
 _TRITON: Final = "triton.runtime.jit"
@@ -49,6 +53,8 @@ _HOST_ONLY: Final = (1 << 32) - 1
 """The last number of an operator in the log of calls."""
 _BY_RANK: Final = frozenset(("AllGather", "ReduceScatter", "Gather", "Scatter"))
 """Collectives whose calls have the bytes of one rank; all that is moved is as much of each."""
+
+_DEEPEST: Final = 3  # containers in a model's arguments
 
 NumberKernel = Callable[[], tuple[int, int, str]]
 """Numbers a kernel that is launched without an operator: its number, its place and the phase."""
@@ -79,6 +85,8 @@ class WorkTrace:
         self._host_only: dict[tuple[int, str], int] = {}  # by place and phase, one number for all
         self._tokens: dict[Any, int] = {}
         self._images: dict[Any, int] = {}
+        self._samples: dict[Any, int | Unavailable] = {}
+        self._threads: dict[int, str] = {}
 
     def install(self, patches: Patches, number_kernel: NumberKernel) -> None:
         """Follow Triton's kernels until ``patches`` are undone."""
@@ -109,6 +117,9 @@ class WorkTrace:
         result: object,
     ) -> None:
         """An operator has returned."""
+        thread = get_native_id()
+        if thread not in self._threads:  # it may have ended when the step does
+            self._threads[thread] = thread_name(thread)
         work = self._known.of(op, args, kwargs, result)
         self._note(number, work, place, phase)
         if work is not None and phase.startswith("forward"):
@@ -135,18 +146,32 @@ class WorkTrace:
         if work.operator == "aten::embedding" and len(args) > 1:
             weight, indices = args[0], args[1]
             if isinstance(weight, torch.Tensor) and isinstance(indices, torch.Tensor):
-                key = tuple(weight.shape), weight.data_ptr()
+                key = indices.dim() == 1, tuple(weight.shape), weight.data_ptr()
                 self._tokens[key] = self._tokens.get(key, 0) + indices.numel()
         elif work.kind is WorkKind.CONVOLUTION and work.sizes[1] <= _CHANNELS:
             sizes = work.sizes[1:]
             self._images[sizes] = self._images.get(sizes, 0) + work.sizes[0]
 
-    def graph_called(self, inputs: list[object]) -> None:
+    def model_called(self, module: torch.nn.Module, arguments: object) -> None:
+        """A whole model is called in a forward pass: count the rows of its first input."""
+        if self.on:
+            self._add_samples(id(module), rows_of_inputs(module, arguments))
+
+    def _add_samples(self, key: object, rows: int | Unavailable) -> None:
+        before = self._samples.get(key, 0)
+        if isinstance(before, Unavailable) or isinstance(rows, Unavailable):
+            self._samples[key] = before if isinstance(before, Unavailable) else rows
+        else:
+            self._samples[key] = before + rows
+
+    def graph_called(self, inputs: list[object], phase: str) -> None:
         """A compiled graph is called: it has no operators to be counted, so its inputs are."""
         if not self.on:
             return
         tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
-        key = tuple(t.shape for t in tensors)
+        key: Any = (False, *(t.shape for t in tensors))
+        if phase.startswith("forward") and (rows := _rows_of_graph(tensors)):
+            self._add_samples(key, rows)
         for sums, counts in (
             (self._tokens, [t.numel() for t in tensors if t.dtype in _INDICES and t.dim() > 1]),
             (
@@ -222,8 +247,10 @@ class WorkTrace:
         operators: dict[int, int] = {0: 0}
         kinds, at_places = array("I"), array("I")
         actions, at_streams, of, values = array("B"), array("H"), array("I"), array("Q")
+        threads: dict[int, int] = {}
+        issued = array("H")
         for call in calls:
-            action, device, stream, operator, value, *_ = call
+            action, device, stream, operator, value, _, thread, _ = call
             number = operators.get(operator)
             if number is None:
                 number = 0
@@ -254,6 +281,7 @@ class WorkTrace:
             at_streams.append(at)
             of.append(number)
             values.append(value)
+            issued.append(threads.setdefault(thread, len(threads)))
         made = StepWork(
             works=tuple(works),
             places=tuple(places),
@@ -261,11 +289,58 @@ class WorkTrace:
             operators=pack((kinds, at_places)),
             entries=pack((actions, at_streams, of, values)),
             complete=complete and len(self._noted) < MOST_WORK,
-            tokens=max(self._tokens.values(), default=0),
+            tokens=self._most_tokens(works),
             images=max(self._images.values(), default=0),
+            samples=self._all_samples(),
+            threads=tuple(self._threads.get(n) or thread_name(n) for n in threads),
+            issued=pack((issued,)),
         )
         self._forget()
         return made
+
+    def _most_tokens(self, works: Iterable[Work]) -> int:
+        """Indices of the largest embedding. One for each sample (of a user, an item) is no token:
+        indices of one dimension are tokens if there is attention, which mixes them.
+        """
+        mixed = any(work.kind is WorkKind.ATTENTION for work in works)
+        return max((n for (flat, *_), n in self._tokens.items() if mixed or not flat), default=0)
+
+    def _all_samples(self) -> int | Unavailable:
+        """Rows of the first inputs of all models that were called, if these are as many."""
+        sums = dict.fromkeys(self._samples.values())
+        if len(sums) > 1:
+            return Unavailable("several models are called, with different numbers of rows")
+        return next(iter(sums), NO_SAMPLES)
+
+
+def rows_of_inputs(module: torch.nn.Module, arguments: object) -> int | Unavailable:
+    """The rows of the first tensor that a model gets, its samples, as far as that can be known."""
+    tensors = [tensor for tensor in tensors_in(arguments, _DEEPEST) if tensor.dim()]
+    if not tensors:
+        return Unavailable("the model gets no tensors")
+    first, *others = tensors
+    if first.dim() == 1 and first.dtype not in _INDICES:
+        return Unavailable("the model's first input has one dimension")
+    rows = first.shape[0]
+    if any(other.dim() > 1 and other.shape[0] != rows for other in others):
+        return Unavailable("the model's inputs have different first dimensions")
+    if any(vars(part).get("batch_first") is False for part in module.modules()):
+        return Unavailable("a module of the model may have the batch second (batch_first=False)")
+    return int(rows)
+
+
+def _rows_of_graph(tensors: Iterable[torch.Tensor]) -> int | Unavailable:
+    """The rows of what a compiled graph gets, apart from parameters: all the same, if they are
+    those of samples; 0 if it gets nothing else, as after a graph break.
+    """
+    rows = {
+        tensor.shape[0]
+        for tensor in tensors
+        if tensor.dim() > 1 and tensor.is_floating_point() and not tensor.requires_grad
+    }
+    if len(rows) == 1:
+        return int(rows.pop())
+    return Unavailable("the inputs of a compiled graph do not show them") if rows else 0
 
 
 def _moved(call: GpuCall) -> Work:
