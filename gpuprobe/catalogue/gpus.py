@@ -87,7 +87,7 @@ _MAKERS: Final = (
 
 
 def _maker_of(key: str) -> str:
-    """Who makes the accelerator of that name, if NVIDIA does not; "" if that is not known."""
+    """Who makes the accelerator of that name, if NVIDIA does not; "" if that is unknown."""
     return next((maker for maker, names in _MAKERS if re.match(names, key)), "")
 
 

@@ -168,7 +168,7 @@ class DeviceUse:
     take a millisecond while the device is busy, so it is called once a second at most); ``pinned``
     torch's statistics of pinned memory, nested, ``{}`` if this torch has none; ``may_query``
     whether a call of the driver is allowed here and now (not while a graph is captured).
-    ``sm_clock``: see `SmClocks.read`; None where nothing has a clock (a simulated GPU).
+    ``sm_clock``: see `SmClocks.read`; None without a clock (a simulated GPU).
     """
 
     INTERVAL = 1.0

@@ -108,7 +108,7 @@ class Speeds:
 
 def clock_of(gpu: str) -> tuple[float, tuple[float, float] | None] | None:
     """The clock of the data sheet of the GPU that the catalogue has under this name, MHz, and which
-    shares of it, low and high, the prices of its products assume under load: None where these are
+    shares, low and high, the prices of its products assume under load: None where these are
     no share of a clock. None for a GPU without speeds.
     """
     speeds = all_speeds().get(gpu)

@@ -111,7 +111,7 @@ def test_the_gap_is_explained_by_phase_and_by_data() -> None:
     flat = " ".join(text.split())
     assert "clocks of the GPU, which heat and power limit: not recorded" in flat
     assert "synchronisations of the measured run: not recorded; predicted: 0 calls, 0 ns" in flat
-    assert "not known of the measured run: how long it waits for launches" in flat
+    assert "unknown of the measured run: how long it waits for launches" in flat
     assert "collectives" not in text
     assert "forward" in text
 

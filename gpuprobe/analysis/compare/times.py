@@ -126,7 +126,7 @@ def _waits(steps: Sequence[Step]) -> tuple[HostWait, ...] | Unavailable:
 
 def _clock(choices: Iterable[Sequence[Step]], gpu: str) -> MeasuredClock | Unavailable:
     """The clock in the steps that have a reading, of the first choice with one: a short run has it
-    in its first step only. Of an idle GPU it says nothing.
+    in its first step only. That of an idle GPU is no measure.
     """
     sheet = clock_of(gpu)
     windows: list[DeviceWindow] = []

@@ -1,4 +1,4 @@
-"""Why the clocks of a GPU are below their maximum, as NVML tells it."""
+"""Why the clocks of a GPU are below their maximum, by NVML."""
 
 from __future__ import annotations
 

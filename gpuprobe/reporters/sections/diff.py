@@ -136,7 +136,7 @@ def measured_time_section(diff: Diff) -> list[Section]:
 
 
 _UNKNOWN = (
-    "not known of the measured run: how long it waits for launches, and the time of each kernel"
+    "unknown of the measured run: how long it waits for launches, and the time of each kernel"
 )
 
 

@@ -21,7 +21,7 @@ from gpuprobe.model.run.session import BlindSpot, Placed
 from gpuprobe.model.run.work import NOT_FOLLOWED, StepWork, joined_work
 from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
 from gpuprobe.sampler.hooks.collectives import CollectiveCalls, Records
-from gpuprobe.sampler.hooks.waits import HostWaits, joined_host_waits, joined_waits
+from gpuprobe.sampler.hooks.waits import TimedWaits, joined_host_waits, joined_waits
 from gpuprobe.sampler.timeline import PhaseTimeline
 from gpuprobe.sampler.tracing.tensors import MOST_NESTED, modules_of, plain_tensors
 from gpuprobe.sampler.tracing.traces import Traces
@@ -197,7 +197,7 @@ class PerStep:
         """``traces`` decide in which steps each operation is recorded; ``on_fault`` gets internal
         errors. ``on_gpu``: the program uses a GPU that is not simulated.
         """
-        self._host_waits = HostWaits() if on_gpu else None
+        self._host_waits = TimedWaits() if on_gpu else None
         self._undo = [] if self._host_waits is None else self._host_waits.install()
         self.records = Records(lambda: timeline.started_ns, on_fault)
         self.records.on = traces.in_detail(0)

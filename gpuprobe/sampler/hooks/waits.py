@@ -147,7 +147,7 @@ _DEVICES: Final = (torch.device, str, int, torch.Tensor)
 """Types of an argument of ``Tensor.to`` that names a device; ``bool`` does not."""
 
 
-class HostWaits:
+class TimedWaits:
     """The calls by which the host has waited for the GPU since the last `take`, in all threads.
     Other ways to read a tensor, such as ``float(loss)`` and ``if loss > 1``, are slots of its type
     in C, and not among them.

@@ -330,8 +330,8 @@ def rows_of_inputs(module: torch.nn.Module, arguments: object) -> int | Unavaila
 
 
 def _rows_of_graph(tensors: Iterable[torch.Tensor]) -> int | Unavailable:
-    """The rows of what a compiled graph gets, apart from parameters: all the same, if they are
-    those of samples; 0 if it gets nothing else, as after a graph break.
+    """The rows of what a compiled graph gets, apart from parameters, if each has as many: these are
+    samples then; 0 if it gets nothing else, as after a graph break.
     """
     rows = {
         tensor.shape[0]
