@@ -340,6 +340,27 @@ def test_what_is_replayed_is_what_the_changed_program_needs(
     assert abs(effect["after"] - measured) < 0.02 * measured
 
 
+LIMITED = """\
+import functools
+import torch
+
+@functools.cache
+def mask(length):
+    return torch.ones(length, length, device="cuda").triu()
+
+for length in range(900, 1100, 20):
+    print(mask(length).shape)
+"""
+
+
+def test_a_cache_without_a_limit_is_limited_and_tried(tmp_path: Path) -> None:
+    _, found = explain(tmp_path, LIMITED)
+    first = found["causes"][0]
+    assert (first["rule"], first["effect"]["certainty"]) == ("cached-results", "tried")
+    assert "\n+@functools.lru_cache(maxsize=1)\n" in first["effect"]["patch"]
+    assert first["effect"]["after"] < 0.5 * first["effect"]["before"]
+
+
 PAIRS = """\
 import torch
 

@@ -292,17 +292,22 @@ def important_first(
     metrics: Iterable[MetricResult], phases: Iterable[MetricResult]
 ) -> tuple[MetricResult, ...]:
     """Those above their limits, by what they cost: bytes first, the most of them first. What each
-    step leaves counts as that of `MANY_STEPS`, reserved memory only beyond the growth of allocated.
+    step leaves counts as that of `MANY_STEPS`, reserved memory only beyond the growth of allocated,
+    which comes before it.
     """
     metrics = tuple(metrics)
-    peak = max((item.delta for item in metrics if item.name == "peak_allocated"), default=0)
+    peak = next((item for item in metrics if item.name == "peak_allocated"), None)
+    grown = 0 if peak is None else max(0, peak.delta)
 
     def weight(item: MetricResult) -> int:
         if item.unit != "bytes":
             return 0
         if item.name == "growth_per_step":
             return item.delta * MANY_STEPS
-        return item.delta - max(0, peak) if item.name == "peak_reserved" else item.delta
+        if item.name == "peak_reserved":
+            beyond = item.delta - grown
+            return beyond if peak is None or not peak.regressed else min(beyond, grown - 1)
+        return item.delta
 
     regressed = sorted((item for item in metrics if item.regressed), key=lambda one: -weight(one))
     return (*regressed, *(item for item in phases if item.regressed))
