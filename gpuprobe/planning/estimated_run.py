@@ -23,7 +23,7 @@ from gpuprobe.errors import (
     ValueNeeded,
 )
 from gpuprobe.kept_files import KeptFiles
-from gpuprobe.model.plans.estimate import Estimate
+from gpuprobe.model.plans.estimate import MAY_NEED_MORE, Estimate
 from gpuprobe.model.plans.request import EstimateRequest
 from gpuprobe.model.text import human_bytes, plural
 from gpuprobe.native.measurement import NativeMeasurement
@@ -242,8 +242,7 @@ class EstimatedProgram(EstimatedFunction):
                 f"stopped after step {self._steps} (--steps)"
             )
         measured.session.assume(
-            f"stopped {where}: later code, such as an evaluation "
-            "or a checkpoint, was not run and may need more"
+            f"stopped {where}: later code, such as an evaluation or a checkpoint, {MAY_NEED_MORE}"
         )
 
     def _error(self, measured: NativeMeasurement, error: Exception) -> BaseException:

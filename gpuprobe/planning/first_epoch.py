@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from gpuprobe.clocks import monotonic, process_time
 from gpuprobe.kept_files import KeptFiles
+from gpuprobe.model.plans.estimate import MAY_NEED_MORE
 from gpuprobe.model.run.session import EpochEnd
 from gpuprobe.patching import when_imported
 from gpuprobe.sampler.failures import program_error
@@ -145,7 +146,7 @@ class FirstEpoch:
         return EpochEnd(
             self._steps,
             f"the program was stopped after step {self._steps}: later code, such as an "
-            "evaluation, was not run and may need more",
+            f"evaluation, {MAY_NEED_MORE}",
             evaluated=False,
         )
 

@@ -29,6 +29,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from gpuprobe import kept_files
 from gpuprobe.errors import GpuprobeError, UnknownValue, ValueNeeded
 from gpuprobe.file_changes import changes_of, is_programs_doing, wrap_torch_writer
+from gpuprobe.model.plans.estimate import MAY_NEED_MORE
 from gpuprobe.patching import Patches
 from gpuprobe.planning.processes import Stalled
 from gpuprobe.planning.program import described
@@ -150,7 +151,7 @@ class FirstEvaluation:
             grows = "where memory grew with each" if self._grows else "where memory did not grow"
             text += f", with {self._cut} batches of its DataLoader, {grows}"
         if self.ended:
-            text += f", until {self.ended}: later code was not run and may need more"
+            text += f", until {self.ended}: later code {MAY_NEED_MORE}"
         return text
 
     # -- what the program does

@@ -79,17 +79,20 @@ def test_every_figure_of_a_gpu_has_a_range_and_a_source() -> None:
     assert "Step time on h100-80gb: 10.0 ms (8.0 to 13.0 ms), predicted" in text
     assert "76,923 to 125,000 tokens a second" in text
     assert "at 0.5 an hour for a GPU: 0.0000011 to 0.0000018 a step, 1.11 to 1.81 a billion" in text
-    assert "measured kernels of this GPU: 50% of its time; the rest is by models (-v" in text
+    assert (
+        "prices are by measured kernels of this GPU for 50% of it, the rest by models (-v: s"
+        in text
+    )
     used = replace(STEP, used=0.2, measured=0.0, sources=("a data sheet",))
     full = " ".join(printed([*step_time_sections(used, 2, full=True)]).split())
     assert "15 to 25% of the GPU's peak (MFU)" in full
-    assert "no price is from measured kernels of this GPU: all are by models step" in full
+    assert "prices are by models, none by measured kernels of this GPU step" in full
     assert full.endswith("Prices - a data sheet")
 
 
 def test_without_tokens_and_images_it_is_samples_or_the_reason() -> None:
     rows = replace(STEP, tokens=0, samples=512)
-    text = printed([*step_time_sections(rows, 2, cost=cost_of(rows, 0.5, 2))])
+    text = printed([*step_time_sections(rows, 2, full=True, cost=cost_of(rows, 0.5, 2))])
     assert "39,385 to 64,000 samples a second" in text
     assert "the 512 rows of the model's first input" in text
     assert "a million samples" in text

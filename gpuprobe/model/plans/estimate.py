@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Final
 
 from gpuprobe.model.plans.step_time import NOT_PREDICTED, StepTime, TrainingCost, cost_of
 from gpuprobe.model.run.communication import Transfer
@@ -21,6 +21,8 @@ from gpuprobe.model.values import (
     World,
 )
 
+MAY_NEED_MORE: Final = "was not run and may need more"
+"""The end of an assumption about code of the program."""
 FITS = "fits"
 NOT = "does not fit"
 WITHIN_MARGIN = "within the margin"

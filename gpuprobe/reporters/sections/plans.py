@@ -7,7 +7,13 @@ from typing import Final
 
 from gpuprobe.analysis.repeats import RepeatedShare, share_groups
 from gpuprobe.model.place import Place, parse_place
-from gpuprobe.model.plans.estimate import Estimate, EstimatedChange, EstimateShare, RoomyGpu
+from gpuprobe.model.plans.estimate import (
+    MAY_NEED_MORE,
+    Estimate,
+    EstimatedChange,
+    EstimateShare,
+    RoomyGpu,
+)
 from gpuprobe.model.plans.fit import Fit, Trial
 from gpuprobe.model.plans.serving import ServingEstimate, ServingFit, ServingTrial
 from gpuprobe.model.plans.step_time import StepTime
@@ -98,14 +104,16 @@ def _short(estimate: Estimate, top: int) -> list[Section]:
     of_lines = [text for text in estimate.assumed if _is_about_a_line(text)]
     if of_lines:  # the program may take another way there
         sections.append(Section("Assumed", bulleted(of_lines)))
+    others = len(estimate.causes) - _FEW_CAUSES
     more = [
         *(["modules, phases"] if estimate.by_module else []),
         *(["time"] if isinstance(estimate.step_time, StepTime) else []),
         *(["communication"] if estimate.communication else []),
+        *([plural(others, "cause")] if others > 0 else []),
         plural(len(estimate.assumed) + len(estimate.not_modelled), "assumption"),
         *([f"{len(estimate.not_tried)} not tried"] if estimate.not_tried else []),
     ]
-    sections.append(Section(parts=(Line(f"more with --verbose: {', '.join(more)}", indent=0),)))
+    sections.append(Section(parts=(Line(f"more with -v: {', '.join(more)}", indent=0),)))
     return sections
 
 
@@ -143,8 +151,6 @@ def _not_needed(estimate: Estimate, most: int) -> Section:
         if cause.code:
             parts.append(Code(cause.code))
         parts.append(Line(cause.saves, label="saves", indent=5))
-    if estimate.causes[most:]:
-        parts.append(Line(f"({plural(len(estimate.causes) - most, 'more cause')}: --verbose)"))
     return Section("Memory that is not needed", tuple(parts), "causes")
 
 
@@ -318,6 +324,8 @@ def _estimate_notes(estimate: Estimate, *, full: bool = True) -> list[Line]:
     if estimate.settings:
         notes.append(estimate.settings)
     lines = [Line(", ".join(notes)), *([Line(_EVIDENCE)] if full else [])]
+    if not full:
+        lines += [Line(text) for text in estimate.assumed if MAY_NEED_MORE in text]
     if estimate.model:
         lines.insert(0, Line(f"{estimate.model} (--write-script FILE keeps the script)", "item"))
     if estimate.no_kernels:

@@ -118,14 +118,14 @@ def _sentences(time: StepTime, *, full: bool) -> Iterator[str]:
         yield ", ".join(rates)
     if not time.counted and isinstance(time.samples, Unavailable):
         yield f"samples a second are unknown: {time.samples.reason}"
-    elif time.counted and time.counted[0][0] == "samples":
+    elif full and time.counted and time.counted[0][0] == "samples":
         yield f"samples: the {time.counted[0][1]:,} rows of the model's first input in a step"
     yield bounds_text(time)
-    text = "no price is from measured kernels of this GPU: all are by models"
+    text = "prices are by models, none by measured kernels of this GPU"
     if time.measured:
-        rest = "; the rest is by models" if time.measured < 1 else ""
-        text = f"prices from measured kernels of this GPU: {time.measured:.0%} of its time{rest}"
-    yield text if full else f"{text} (-v lists the sources)"
+        rest = ", the rest by models" if time.measured < 1 else ""
+        text = f"prices are by measured kernels of this GPU for {time.measured:.0%} of it{rest}"
+    yield text if full else f"{text} (-v: sources)"
 
 
 def bounds_text(time: StepTime) -> str:
