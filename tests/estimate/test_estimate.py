@@ -189,7 +189,7 @@ def test_memory_that_goes_on_growing_is_said() -> None:
     assert "full in about 2 more" in said
     assert found.growth == 3 << 30
     text = io.StringIO()
-    render(found, "text", text)
+    render(found, "text", text, full=True)
     shown = " ".join(text.getvalue().split())
     verdict = "t4: fits for 3 steps ("
     ends = "; memory grows by 3.0 GiB a step, and the GPU is full in about 2 more"

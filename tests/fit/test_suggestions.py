@@ -345,7 +345,7 @@ def test_an_estimate_that_does_not_fit_ends_with_what_to_do(tmp_path: Path) -> N
     def plain(*options: str, call: str = "block(x)") -> tuple[str, str]:
         path.write_text(text.replace("CALL", call), encoding="utf-8")
         before = len(list(runs.iterdir()))
-        done = command(path, "--no-suggestions", *options)
+        done = command(path, "--verbose", "--no-suggestions", *options)
         assert len(list(runs.iterdir())) == before + 1  # it ran once
         lines = done.stdout.splitlines()
         assert lines[0] == lines[-1]
@@ -354,19 +354,19 @@ def test_an_estimate_that_does_not_fit_ends_with_what_to_do(tmp_path: Path) -> N
         return done.stdout, needed[1]
 
     path.write_text(text.replace("CALL", "block(x)"), encoding="utf-8")
-    done = command(path)
+    done = command(path, "--verbose")
     assert done.returncode == 1, done.stderr
     output = " ".join(done.stdout.split())
     verdict = done.stdout.splitlines()[0]
     assert verdict.startswith("t4: does not fit (")
     assert f"{verdict}; with bf16 autocast it fits (" in output[-200:]
     table = done.stdout.partition("What would make it fit\n")[2].partition("\n\n")[0]
-    rows = dict(re.findall(r"^  (\S.*?)  +([\d.]+ GiB)  (?:fits|does not fit)$", table, re.M))
+    rows = dict(re.findall(r"^ +(\S.*?)  +([\d.]+ GiB)  (?:fits|does not fit)$", table, re.M))
     untried = find_spec("bitsandbytes") is None
     assert len(rows) == 7 - untried
     assert f"{len(rows)} changes tried" in table
     assert ("  - 8-bit optimizer: " in done.stdout) == untried
-    assert re.search(r"^  rtx4090 +[\d.]+ GiB +23.5 GiB  estimated there$", done.stdout, re.M)
+    assert re.search(r"^ +rtx4090 +[\d.]+ GiB +23.5 GiB  estimated there$", done.stdout, re.M)
     assert len(list(runs.iterdir())) >= 8
     # Each is what the script needs with that change in its source, or in the settings.
     checkpointed = "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)"
