@@ -198,12 +198,12 @@ def _growth_section(estimate: Estimate) -> Section:
 
 def _estimate_suggestions(estimate: Estimate) -> list[Section]:
     """The changes that were tried, and the GPUs that hold the run as it is."""
-    found = [_growth_section(estimate)] if estimate.growth_advice else []
-    found += _suggested(estimate)
+    sections = [_growth_section(estimate)] if estimate.growth_advice else []
+    sections += _suggested(estimate)
     if estimate.not_tried:
-        at = next((n for n, one in enumerate(found) if one.name == "gpus"), len(found))
-        found.insert(at, Section("Not tried", bulleted(estimate.not_tried)))
-    return found
+        at = next((n for n, one in enumerate(sections) if one.name == "gpus"), len(sections))
+        sections.insert(at, Section("Not tried", bulleted(estimate.not_tried)))
+    return sections
 
 
 def _suggested(estimate: Estimate, *, few: bool = False) -> list[Section]:
