@@ -106,6 +106,8 @@ class Prices:
             return traffic.price_copy(work, self._speeds, kernels)
         if work.kind is WorkKind.COLLECTIVE:
             return collective.price(work, self._speeds, self._network)
+        if work.operator.startswith("Triton"):
+            return Unavailable("how much its matrix products multiply is unknown")
         return Unavailable(f"no speed is known of {work.operator}: its kernels are a library's own")
 
 

@@ -77,9 +77,9 @@ def _without_data(time: StepTime, rank: RankRecording) -> StepTime:
     spent = [phase.duration_ns for phase in step.phases if phase.path == DATA]
     if not spent:
         return time
-    text = "loading of data: how long it takes depends on the machine"
-    if sum(spent) > time.expected_ns:
-        text = f"{text}; on this one, longer than the step"
+    longer = sum(spent) > time.expected_ns
+    text = f"loading of data{', here longer than the step' if longer else ''}: how long it takes "
+    text += "depends on the machine"
     return replace(time, left_out=(*time.left_out, text))
 
 

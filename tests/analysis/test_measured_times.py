@@ -198,7 +198,7 @@ def test_that_a_program_waits_for_data_is_told() -> None:
     for ns, more in ((1, False), (10**12, True)):
         waiting = replace(rank.steps[0], phases=(Phase("data", 0, ns, 1),))
         (text,) = times(replace(rank, steps=(waiting,))).left_out
-        assert text.startswith("loading of data: ")
+        assert text.startswith("loading of data")
         assert ("longer than the step" in text) == more
 
 

@@ -259,6 +259,7 @@ def test_more_work_takes_longer() -> None:
     [
         (Work("aten::_cudnn_rnn", WorkKind.OTHER, "float32", read=1 << 20), "_cudnn_rnn"),
         (product(4096, "float4_e2m1fn_x2"), "float4"),
+        (Work("Triton kernel mm", WorkKind.OTHER, read=1 << 20), "products multiply is unknown"),
     ],
 )
 def test_work_without_a_price_is_refused(work: Work, reason: str) -> None:

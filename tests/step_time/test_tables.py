@@ -17,7 +17,11 @@ from gpuprobe.model.plans.gpu_table import GpuRow, GpuTable
 from gpuprobe.model.plans.request import PriceList
 from gpuprobe.model.plans.step_time import MEMORY, BoundShare, StepTime, TimeShare, cost_of
 from gpuprobe.model.values import Bytes, Nanoseconds, Unavailable
-from gpuprobe.reporters.sections.step_time import gpu_table_sections, step_time_sections
+from gpuprobe.reporters.sections.step_time import (
+    gpu_table_sections,
+    short_step_time,
+    step_time_sections,
+)
 from gpuprobe.reporters.text import draw
 
 GIB = 2**30
@@ -102,6 +106,16 @@ def test_without_tokens_and_images_it_is_samples_or_the_reason() -> None:
     assert "samples a second are unknown: the model gets no tensors" in text
     table = GpuTable((replace(row("l4", FITS, 8, 10, 13), tokens=0, samples=512),))
     assert "samples/s" in printed([*gpu_table_sections(table)])
+
+
+def test_the_speed_of_a_job_is_that_of_each_rank() -> None:
+    text = printed([*short_step_time(replace(STEP, left_out=("loading of data: why",)), ranks=2)])
+    assert "76,923 to 125,000 tokens a second on each rank" in text
+    assert "not included: loading of data (-v: why)" in text
+    assert "on each rank" not in printed([*step_time_sections(STEP, 2)])
+    tiny = printed([*step_time_sections(replace(STEP, measured=0.004), 2)])
+    assert "none by measured kernels" in tiny
+    assert "less than 1% of the GPU" in printed([*step_time_sections(replace(STEP, used=1e-4), 2)])
 
 
 def test_who_issued_the_work_is_a_table_of_all_figures() -> None:

@@ -63,7 +63,9 @@ def estimate_sections(estimate: Estimate, top: int = 8, *, full: bool = True) ->
         tables.append(
             communication_section("Communication in the last step", estimate.communication, top)
         )
-    tables += step_time_sections(estimate.step_time, top, full=full, cost=estimate.cost)
+    tables += step_time_sections(
+        estimate.step_time, top, full=full, cost=estimate.cost, ranks=estimate.ranks
+    )
     listed = (
         ("Compiled", estimate.compiled),
         ("Assumed", estimate.assumed),
@@ -99,7 +101,7 @@ def _short(estimate: Estimate, top: int) -> list[Section]:
     sections += _several(estimate)
     sections += [*_shares_at_peak(estimate, top)][:2]
     if estimate.fits:
-        sections += short_step_time(estimate.step_time, cost=estimate.cost)
+        sections += short_step_time(estimate.step_time, cost=estimate.cost, ranks=estimate.ranks)
     sections += _suggested(estimate, few=True)
     of_lines = [text for text in estimate.assumed if _is_about_a_line(text)]
     if of_lines:  # the program may take another way there
@@ -461,7 +463,8 @@ def fit_sections(fit: Fit) -> list[Section]:
     elif fit.trials:
         parts.append(_trial(fit, fit.trials[0]))
     if fit.proof is not None and isinstance(fit.proof.time, StepTime):
-        parts.append(Line(f"a step with {name} {fit.proof.value}: {speed_text(fit.proof.time)}"))
+        speed = speed_text(fit.proof.time, fit.ranks)
+        parts.append(Line(f"a step with {name} {fit.proof.value}: {speed}"))
     if fit.beyond is not None:
         parts.append(_trial(fit, fit.beyond))
     elif fit.largest == fit.most:

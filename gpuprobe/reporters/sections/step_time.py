@@ -30,14 +30,19 @@ _LEAST: Final = 0.01  # of the step: smaller shares are not printed
 
 
 def step_time_sections(
-    time: StepTime | Unavailable, top: int, *, full: bool = False, cost: TrainingCost | None = None
+    time: StepTime | Unavailable,
+    top: int,
+    *,
+    full: bool = False,
+    cost: TrainingCost | None = None,
+    ranks: int = 1,
 ) -> list[Section]:
     """The time of a step, what bounds it, and where it goes. ``top``: rows of each table; ``full``:
-    also its work, and the sources of the prices.
+    also its work, and the sources of the prices; ``ranks``: of the job.
     """
     if isinstance(time, Unavailable):
         return [Section("Step time", (Line(f"not predicted: {time.reason}"),), "step-time")]
-    parts: list[Part] = [Line(text, "item") for text in _sentences(time, full=full)]
+    parts: list[Part] = [Line(text, "item") for text in _sentences(time, ranks, full=full)]
     if full:
         parts.append(Line(_work_text(time), "item"))
     if cost is not None:
@@ -68,16 +73,16 @@ def step_time_sections(
 
 
 def short_step_time(
-    time: StepTime | Unavailable, *, cost: TrainingCost | None = None
+    time: StepTime | Unavailable, *, cost: TrainingCost | None = None, ranks: int = 1
 ) -> list[Section]:
-    """The time of a step and what bounds it, with a count of what it does not include."""
+    """The time of a step and what bounds it, with the names of what it does not include."""
     if isinstance(time, Unavailable):
         return step_time_sections(time, 0)
-    left_out = time.left_out
-    (first, *_) = step_time_sections(replace(time, left_out=()), 0, cost=cost)
+    left_out = [text.partition(": ")[0] for text in time.left_out]
+    (first, *_) = step_time_sections(replace(time, left_out=()), 0, cost=cost, ranks=ranks)
     if not left_out:
         return [first]
-    text = f"not included: {plural(len(left_out), 'part')} of the step (--verbose)"
+    text = f"not included: {', '.join(left_out)} (-v: why)"
     return [replace(first, parts=(*first.parts, Line(text, "item")))]
 
 
@@ -95,25 +100,27 @@ def span_text(time: StepTime) -> str:
     return f"{human_ns(time.expected_ns)} ({low} to {high})"
 
 
-def speed_text(time: StepTime) -> str:
+def speed_text(time: StepTime, ranks: int = 1) -> str:
     """``13.5 ms (12.6 to 15.7 ms), predicted; 1,000 to 1,300 images a second``."""
-    return "; ".join([f"{span_text(time)}, predicted", *_rates(time)])
+    return "; ".join([f"{span_text(time)}, predicted", *_rates(time, ranks)])
 
 
-def _rates(time: StepTime) -> list[str]:
+def _rates(time: StepTime, ranks: int) -> list[str]:
+    each = " on each rank" if ranks > 1 else ""
     return [
-        f"{_number(low)} to {_number(high)} {name} a second"
+        f"{_number(low)} to {_number(high)} {name} a second{each}"
         for name, count in time.counted
         for low, high in (time.per_second(count),)
     ]
 
 
-def _sentences(time: StepTime, *, full: bool) -> Iterator[str]:
-    rates = _rates(time)
+def _sentences(time: StepTime, ranks: int, *, full: bool) -> Iterator[str]:
+    rates = _rates(time, ranks)
     used = time.used
     if not isinstance(used, Unavailable):
         low, high = (used * time.expected_ns / ns for ns in (time.high_ns, time.low_ns))
-        rates.append(f"{100 * low:.0f} to {high:.0%} of the GPU's peak (MFU)")
+        span = f"{100 * low:.0f} to {high:.0%}" if high >= _LEAST else "less than 1%"
+        rates.append(f"{span} of the GPU's peak (MFU)")
     if rates:
         yield ", ".join(rates)
     if not time.counted and isinstance(time.samples, Unavailable):
@@ -122,7 +129,7 @@ def _sentences(time: StepTime, *, full: bool) -> Iterator[str]:
         yield f"samples: the {time.counted[0][1]:,} rows of the model's first input in a step"
     yield bounds_text(time)
     text = "prices are by models, none by measured kernels of this GPU"
-    if time.measured:
+    if round(100 * time.measured):
         rest = ", the rest by models" if time.measured < 1 else ""
         text = f"prices are by measured kernels of this GPU for {time.measured:.0%} of it{rest}"
     yield text if full else f"{text} (-v: sources)"
@@ -279,11 +286,11 @@ def speed_notes(per: str, rows: Sequence[Speed]) -> list[Part]:
     if costs:
         unit = "a billion tokens" if per == "tokens" else f"a million {per}"
         notes.append(Line(f"cost: for {unit}, or for a step without any{_listed(costs[0])}"))
-    own = [row.gpu for row in rows if row.expected_ns and row.measured]
-    others = [row.gpu for row in rows if row.expected_ns and not row.measured]
+    own = [row.gpu for row in rows if row.expected_ns and round(100 * row.measured)]
+    others = [row.gpu for row in rows if row.expected_ns and row.gpu not in own]
     texts = []
     if own:
-        shares = [row.measured for row in rows if row.expected_ns and row.measured]
+        shares = [row.measured for row in rows if row.expected_ns and row.gpu in own]
         least, most = f"{100 * min(shares):.0f}", f"{max(shares):.0%}"
         span = most if most == f"{least}%" else f"{least} to {most}"
         texts.append(f"by measured kernels of the GPU for {span} of its time: {', '.join(own)}")

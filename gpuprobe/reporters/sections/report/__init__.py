@@ -116,7 +116,9 @@ def _step_time(report: Report, *, full: bool) -> list[Section]:
     """The predicted time, where the work of steps was recorded."""
     if report.step_time is NO_WORK:
         return []
-    return step_time_sections(report.step_time, _MOST_ROWS if full else _FEW_TIMES, full=full)
+    top = _MOST_ROWS if full else _FEW_TIMES
+    ranks = report.session.world_size
+    return step_time_sections(report.step_time, top, full=full, ranks=ranks)
 
 
 _FEW_TIMES = 5
