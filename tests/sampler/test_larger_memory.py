@@ -499,6 +499,17 @@ def attention_weights_in_a_loss() -> None:  # a teacher's are imitated, for exam
     _attended(attend)
 
 
+def attention_weights_of_added_scores() -> None:  # each layer adds those of the one before
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        scores = q @ k.mT / 8
+        for _ in range(2):
+            q = scores.softmax(-1) @ v
+            scores = scores + q @ k.mT / 8
+        return scores.softmax(-1) @ v
+
+    _attended(attend)
+
+
 def attention_weights_by_a_sigmoid() -> None:  # pairs of which a product remains
     _attended(lambda q, k, v: ((q @ k.mT).flatten(0, 1) / 8).sigmoid() @ v.flatten(0, 1))
 
@@ -717,6 +728,7 @@ KINDS: dict[Callable[[], None], str] = {
     attention_weights_of_transformers: "attention-weights",
     fused_attention: "",
     attention_weights_in_a_loss: "",
+    attention_weights_of_added_scores: "",
     attention_weights_by_a_sigmoid: "",
     messages_of_edges: "saved-unread",
     scattered_messages: "",

@@ -34,7 +34,8 @@ _MULTIHEAD: Final = "torch/nn/functional.py", "multi_head_attention_forward"
 
 def diagnose(live: LiveMemory) -> Iterator[Excess]:
     """Weights of a product, which only another product reads, and their gradients. What else reads
-    them, such as a loss, needs them: then there is no cause.
+    them, such as a loss, needs them: then there is no cause. Nor if scores are read elsewhere, such
+    as those that the next layer adds to its own.
     """
     group: set[int] = set()
     weights: list[int] = []
@@ -44,9 +45,9 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
         scores = _scores(live, row)
         if scores is None or not live.is_temporary(row):
             continue
-        read = _multiplied(live, row)
-        if read is not None:
-            group |= read | scores | _copies(live, scores)
+        read, copies = _multiplied(live, row), _copies(live, scores)
+        if read is not None and not _is_read(live, scores, {row, *scores, *copies}):
+            group |= read | scores | copies
             weights.append(row)
     saved = [row for row in weights if live.for_backward(row)]
     if not saved:
@@ -139,6 +140,12 @@ def _copies(live: LiveMemory, scores: set[int]) -> set[int]:
         and _elements(live, product) == _elements(live, score)
         and not live.column("last_use")[product]
     }
+
+
+def _is_read(live: LiveMemory, scores: set[int], attention: set[int]) -> bool:
+    """Whether the forward pass computes something else of scores than ``attention``."""
+    results = {result for score in scores for result in live.results(score)} - attention
+    return any(not live.text("made_phase", one).startswith("backward") for one in results)
 
 
 def _elements(live: LiveMemory, row: int) -> int:
