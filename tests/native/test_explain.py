@@ -1539,6 +1539,48 @@ def test_a_part_of_which_adapters_are_trained_is_not_to_be_frozen(tmp_path: Path
     assert not first["code"]  # nor torch.no_grad(), as gradients pass through it
 
 
+CRITICS = """\
+import torch
+from torch import nn
+
+class Critics(nn.Module):
+    def __init__(self):
+        super().__init__()
+        part = lambda: nn.Sequential(nn.Linear(256, 512), nn.Tanh(), nn.Linear(512, 1))
+        self.parts = nn.ModuleList(part() for _ in range(3))
+
+    def forward(self, real, fake):
+        return [(part(real), part(fake)) for part in self.parts]
+
+generator = nn.Linear(64, 256).cuda()
+critics = Critics().cuda()
+of_generator = torch.optim.SGD(generator.parameters(), lr=0.1)
+of_critics = torch.optim.SGD(critics.parameters(), lr=0.1)
+for _ in range(3):
+    real = torch.randn(8192, 256, device="cuda")
+    fake = generator(torch.randn(8192, 64, device="cuda")).tanh()
+    few = critics(real[:512], fake.detach()[:512])
+    loss = sum((r - 1).square().mean() + f.square().mean() for r, f in few)
+    of_critics.zero_grad()
+    loss.backward()
+    of_critics.step()
+    loss = sum((r - f).abs().mean() for r, f in critics(real, fake))
+    of_generator.zero_grad()
+    loss.backward()
+    of_generator.step()
+"""
+
+
+def test_critics_of_one_generator_have_one_graph_and_pass_gradients_to_it(tmp_path: Path) -> None:
+    _, found = explain(tmp_path, CRITICS)
+    first = found["causes"][0]
+    assert first["rule"] == "unread-gradients"
+    assert "gradients that are read pass through this part" in first["remedy"]
+    assert "no_grad" not in first["code"]
+    # Each loss has the graph of the generator: a second backward pass would fail.
+    assert all(cause["rule"] != "summed-losses" for cause in found["causes"])
+
+
 GOAL = """\
 import torch
 from torch import nn
