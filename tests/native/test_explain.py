@@ -1394,8 +1394,56 @@ def test_an_evaluation_is_one_cause(tmp_path: Path) -> None:
     _, found = explain(tmp_path, EVALUATIONS)
     evaluated = [one for one in found["causes"] if one["rule"] == "evaluation"]
     (cause,) = evaluated
-    assert cause["made_at"]["line"] in (10, 11)
+    assert cause["made_at"]["line"] in (10, 11, 22)  # the layers, and their input
     assert cause["effect"]["certainty"] == "tried"
+
+
+VALIDATION = """\
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(1024, 1024) for _ in range(8))
+
+    def attend(self, hidden):
+        scores = hidden @ hidden.t()
+        return scores.exp().mean(1)
+
+    def forward(self, x):
+        hidden = x
+        for layer in self.layers:
+            hidden = layer(hidden).tanh()
+        return self.attend(hidden)
+
+def run(net, x):
+    return net(x).mean()
+
+def validate(net):
+    net.eval()
+    for batch in range(3):
+        value = run(net, torch.randn(4096, 1024, device="cuda"))
+    net.train()
+
+net = Net().cuda()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(3):
+    optimizer.zero_grad()
+    run(net, torch.randn(8, 1024, device="cuda")).backward()
+    optimizer.step()
+validate(net)
+"""
+
+
+def test_what_variables_of_several_functions_keep_of_an_evaluation_is_one_cause(
+    tmp_path: Path,
+) -> None:
+    _, found = explain(tmp_path, VALIDATION)
+    first = found["causes"][0]
+    assert first["rule"] == "evaluation"
+    assert "the autograd graphs of value in validate and others" in first["sentence"]
+    assert "+@torch.no_grad()\n def validate(net):" in first["effect"]["patch"]
 
 
 CACHED_METHOD = """\
