@@ -50,6 +50,7 @@ from gpuprobe.causes.answer import EditKind
 from gpuprobe.causes.cache import Cache, CachedMemory
 from gpuprobe.causes.edits import (
     EditCandidate,
+    backward_of_a_part,
     candidates,
     files_of,
     stored_names,
@@ -787,6 +788,11 @@ class _Explaining:
             answer = graphs.retained(diagnosed.group, text)
             if answer is None and diagnosed.answer.rule == KEPT_TENSORS:
                 answer = kept_to_be_read(diagnosed.group, text)
+            elif answer is None and diagnosed.answer.rule == graphs.KEPT_GRAPHS:
+                holder = diagnosed.group.holder
+                backward = backward_of_a_part(holder, text)
+                if holder is not None and backward:
+                    answer = graphs.kept_in_container(diagnosed.group, holder, backward)
             if answer is not None:
                 return diagnosed._replace(answer=answer)
         if diagnosed.answer.rule == graphs.OF_THIS_CALL:

@@ -84,6 +84,23 @@ def candidates(cause: Diagnosed, path: str, text: ProgramText) -> list[EditCandi
     return found
 
 
+def backward_of_a_part(holder: Holder | None, text: ProgramText) -> str:
+    """The place of a backward pass, if each line of a file that stores graphs in a container may
+    store the one of which the backward pass comes; "" otherwise.
+    """
+    if holder is None or holder.container is None:
+        return ""
+    name, places = stored_name(holder), set()
+    for line in _lines_with(text, name):
+        if stored_as(text, line, name):
+            done = apply(text, [Detach(line, every=True)])
+            if not isinstance(done, Refused):
+                return ""
+            if done.reason is Refusal.NEEDED_BY_BACKWARD:
+                places.add(done.detail)
+    return min(places, default="")
+
+
 def without_option(text: ProgramText, option: str) -> Iterator[Edit]:
     """The edits that remove an option from allocator settings in a file."""
     for line in _lines_with(text, option):

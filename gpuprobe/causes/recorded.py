@@ -318,8 +318,10 @@ def _graph_of(group: HeldGroup) -> str:
         return "autograd graphs"
     where = f" in {holder.function}" if holder.function else ""
     name = f"{holder.name.partition('.grad_fn')[0]}{where}"
-    return f"the autograd graphs of {name} and others" if group.several else (
-        f"the autograd graph of {name}"
+    return (
+        f"the autograd graphs of {name} and others"
+        if group.several
+        else (f"the autograd graph of {name}")
     )
 
 

@@ -1446,6 +1446,38 @@ def test_what_variables_of_several_functions_keep_of_an_evaluation_is_one_cause(
     assert "+@torch.no_grad()\n def validate(net):" in first["effect"]["patch"]
 
 
+META = """\
+import torch
+from torch import nn
+
+net = nn.Sequential(nn.Linear(256, 1024), nn.Tanh(), nn.Linear(1024, 8)).cuda()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+def task():
+    losses = [0 for _ in range(6)]
+    for step in range(6):
+        losses[step] += net(torch.randn(4096, 256, device="cuda")).square().mean()
+    return losses[-1] / 6
+
+for step in range(3):
+    loss = task()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_of_the_losses_in_a_list_the_one_that_is_trained_keeps_its_graph(tmp_path: Path) -> None:
+    _, found = explain(tmp_path, META)
+    first = found["causes"][0]
+    assert first["rule"] == "kept-graphs"
+    assert "losses (a list of 6" in first["sentence"]
+    assert "each tensor" not in first["sentence"]
+    line = line_of(META, "loss.backward()")
+    assert f"Not all of them: line {line} runs the backward pass of one" in first["remedy"]
+    assert not first["code"]
+
+
 CACHED_METHOD = """\
 import functools
 import torch
