@@ -463,6 +463,11 @@ class _Explaining:
         if done is None:
             if recording is None or not any(rank.steps for rank in recording.ranks):
                 return None
+            if not _on_gpus(recording):
+                raise DataError(
+                    f"the program allocated no memory on the GPU in {seconds:g} s",
+                    hint=f"if it needs longer: --max-seconds {4 * self._budget:g}",
+                )
             self._ended = RunEnd.STOPPED
             last = recording.ranks[0].steps[-1]
             step = last.index + (last.ended_by != "end")  # the last one may have no end
@@ -1131,10 +1136,14 @@ def _failure_in(mark: HighWater) -> HighWater:
     return live_at(mark.ledger, failures[-1]) if failures else mark
 
 
+def _on_gpus(recording: Recording) -> list[PeakSite]:
+    """The peaks of GPUs."""
+    return [site for site in device_peaks(recording) if site.device.startswith("cuda")]
+
+
 def _peak_of(recording: Recording) -> tuple[PeakSite, HighWater]:
     """The highest peak of a device, and its blocks."""
-    sites = [site for site in device_peaks(recording) if site.device.startswith("cuda")]
-    site = overall_peak(recording, sites)
+    site = overall_peak(recording, _on_gpus(recording))
     if site is None or not site.device:
         raise DataError(
             "the program allocated no memory on the GPU",

@@ -1279,6 +1279,16 @@ def test_a_program_without_a_step_in_the_time_is_one_line(tmp_path: Path) -> Non
     assert "--max-seconds 24" in done.stderr
 
 
+def test_a_program_that_was_stopped_before_it_used_the_gpu_is_not_told_to(tmp_path: Path) -> None:
+    program = "import torch\nwhile True:\n    torch.randn(64, 64) @ torch.randn(64, 64)\n"
+    (tmp_path / "train.py").write_text(program)
+    done = gpuprobe("explain", "--max-seconds", "16", "train.py", cwd=tmp_path)
+    assert done.stdout == ""
+    assert " in 8 s\n" in done.stderr
+    assert "hint: " in done.stderr
+    assert "--max-seconds 64" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("program", "code", "text"),
     [

@@ -510,6 +510,10 @@ def attention_weights_of_added_scores() -> None:  # each layer adds those of the
     _attended(attend)
 
 
+def attention_weights_of_relative_positions() -> None:
+    _attended(lambda q, k, v: ((q @ k.mT + (q * 2) @ k.mT) / 8).softmax(-1) @ v)
+
+
 def attention_weights_by_a_sigmoid() -> None:  # pairs of which a product remains
     _attended(lambda q, k, v: ((q @ k.mT).flatten(0, 1) / 8).sigmoid() @ v.flatten(0, 1))
 
@@ -729,6 +733,7 @@ KINDS: dict[Callable[[], None], str] = {
     fused_attention: "",
     attention_weights_in_a_loss: "",
     attention_weights_of_added_scores: "",
+    attention_weights_of_relative_positions: "attention-weights",
     attention_weights_by_a_sigmoid: "",
     messages_of_edges: "saved-unread",
     scattered_messages: "",
@@ -742,6 +747,13 @@ KINDS: dict[Callable[[], None], str] = {
     outputs_of_a_parallel_model: "ddp-unused-parameters",
     selected_late: "computed-in-whole",
     selected_and_used: "",
+}
+
+
+BOUNDS = {
+    joined: Bound.OR_LESS,  # a running sum needs the parts no more than the whole
+    attention_weights: Bound.EXACT,
+    attention_weights_of_relative_positions: Bound.OR_MORE,  # their scores are the mask
 }
 
 
@@ -762,9 +774,9 @@ def test_each_kind_is_found_and_what_looks_alike_is_not(tmp_path: Path) -> None:
         ledger = max(ledgers, key=lambda one: max(one.allocated_after()))
         first = next(causes_at(Biographies(ledger), ledger.peak(), {}), None)
         found[kind.__name__] = "" if first is None else first.answer.rule
-        if kind is joined:  # a running sum needs the parts no more than the whole
+        if kind in BOUNDS:
             assert first is not None
-            assert first.bound is Bound.OR_LESS
+            assert first.bound is BOUNDS[kind]
         if kind is gelu_by_tanh:  # half of the input, the tanh, and one more than that
             assert first is not None
             assert first.group.bytes > 4 * 2 * 16384 * 512 * 4

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
 from gpuprobe.causes.answer import Answer
 from gpuprobe.causes.live_memory import Excess, LiveMemory
 from gpuprobe.causes.wording import for_variable
+from gpuprobe.model.causes import Bound
 from gpuprobe.model.place import Place
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import Made
@@ -71,7 +73,16 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
         "without the weights, as fused attention computes it",
         sizes=dict.fromkeys(group, 0),
         kept_at=at if isinstance(at, Place) else None,
+        bound=Bound.OR_MORE if any(map(partial(_is_sum, live), group)) else Bound.EXACT,
     )
+
+
+def _is_sum(live: LiveMemory, row: int) -> bool:
+    """Whether a row of the forward pass is a sum with another tensor of its size, as of scores of
+    relative positions: that has to be computed for ``attn_mask``.
+    """
+    both = live.column("inputs")[row] >= 2 * live.ledger.requested[row]
+    return both and live.text("made_name", row) == "add" and not _in_backward(live, row)
 
 
 def _remedy(live: LiveMemory, row: int, group: set[int]) -> tuple[str, str]:
@@ -91,7 +102,7 @@ def _remedy(live: LiveMemory, row: int, group: set[int]) -> tuple[str, str]:
             'attn_implementation="sdpa"',
         )
     columns = ("made_name", "first_name", "last_name")
-    forward = [one for one in group if not live.text("made_phase", one).startswith("backward")]
+    forward = [one for one in group if not _in_backward(live, one)]
     names = {live.text(column, one) for column in columns for one in forward}
     arguments = "".join(
         argument for argument, by in _ARGUMENTS.items() if any(one in names for one in by)
@@ -145,7 +156,11 @@ def _copies(live: LiveMemory, scores: set[int]) -> set[int]:
 def _is_read(live: LiveMemory, scores: set[int], attention: set[int]) -> bool:
     """Whether the forward pass computes something else of scores than ``attention``."""
     results = {result for score in scores for result in live.results(score)} - attention
-    return any(not live.text("made_phase", one).startswith("backward") for one in results)
+    return not all(_in_backward(live, one) for one in results)
+
+
+def _in_backward(live: LiveMemory, row: int) -> bool:
+    return live.text("made_phase", row).startswith("backward")
 
 
 def _elements(live: LiveMemory, row: int) -> int:
@@ -163,7 +178,7 @@ def _multiplied(live: LiveMemory, row: int) -> set[int] | None:
     while ready:
         for product in live.products.get(ready.pop(), ()):
             name = live.text("made_name", product)
-            if live.text("made_phase", product).startswith("backward"):
+            if _in_backward(live, product):
                 continue
             if name in (_DROPOUT, _CONVERSION) and product not in weights:
                 weights.add(product)
@@ -184,6 +199,6 @@ def _gradients(live: LiveMemory, group: set[int]) -> set[int]:
         row
         for row, size in enumerate(live.ledger.requested)
         if size in sizes
-        and live.text("made_phase", row).startswith("backward")
+        and _in_backward(live, row)
         and live.text("made_name", row) in _OF_GRADIENTS
     }
