@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import filterfalse, islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -81,6 +81,8 @@ from gpuprobe.causes.rules.fragments import FRAGMENTS
 from gpuprobe.causes.rules.gradients import LATE_GRADIENTS
 from gpuprobe.causes.rules.holders import (
     KEPT_TENSORS,
+    LIVE_VARIABLE,
+    is_argument,
     kept_to_be_read,
     late_variable,
     without_copies,
@@ -341,7 +343,7 @@ class _Explaining:
         )
         if not failed:
             diagnosed = certain_causes(site, lives, diagnosed)
-        chosen = list(islice(diagnosed, _MOST_CAUSES))
+        chosen = list(islice(filterfalse(_is_argument, diagnosed), _MOST_CAUSES))
         if not failed:
             chosen = list(over_steps(site, mark, chosen))
         causes = self._causes(chosen, needs.total, failed=failed)
@@ -1068,6 +1070,15 @@ def _text(path: str) -> ProgramText | None:
     except OSError:
         return None
     return None if isinstance(found, Refused) else found
+
+
+def _is_argument(one: Diagnosed) -> bool:
+    """Whether the cause is a variable that the program has to keep during the call in progress."""
+    holder = one.group.holder
+    if holder is None or one.answer.rule != LIVE_VARIABLE or not holder.file:
+        return False
+    text = _text(holder.file)
+    return text is not None and is_argument(one.group, text)
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -430,6 +430,34 @@ for step in range(3):
 """
 
 
+ARGUMENT = """\
+import torch
+
+net = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+def measure(x):
+    total = x.sum()
+    del x
+    return torch.randn(192 * 1024, 64, device="cuda").sum() + total
+
+def train():
+    for step in range(3):
+        big = torch.randn(192 * 1024, 64, device="cuda")
+        total = measure(big)
+        net(torch.randn(64, 64, device="cuda")).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+train()
+"""
+
+
+def test_an_argument_of_the_call_in_progress_cannot_be_deleted(tmp_path: Path) -> None:
+    _, found = explain(tmp_path, ARGUMENT)
+    assert not found["causes"]
+
+
 def test_a_variable_that_ends_a_little_late_is_no_cause_and_is_named(tmp_path: Path) -> None:
     _, found = explain(tmp_path, LOGITS)
     assert found["causes"] == []

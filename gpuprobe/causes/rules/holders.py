@@ -11,9 +11,11 @@ from gpuprobe.causes.answer import Answer, EditKind
 from gpuprobe.causes.groups import HeldBlock, HeldGroup
 from gpuprobe.causes.lines import reading_line
 from gpuprobe.causes.wording import kept_in
+from gpuprobe.model.place import Place
 from gpuprobe.model.run.holders import Holder, HolderRoot, Kept
 from gpuprobe.model.text import human_bytes
 from gpuprobe.remedies.edits import LimitEntries, ReleasePart
+from gpuprobe.remedies.flow import reads
 from gpuprobe.remedies.text import ProgramText
 from gpuprobe.user_frames import is_user_file
 
@@ -117,6 +119,19 @@ def kept_to_be_read(group: HeldGroup, text: ProgramText) -> Answer | None:
         code="" if limit is None else ": ".join(limit.rows),
         edit=EditKind.LIMIT_ENTRIES,
     )
+
+
+def is_argument(group: HeldGroup, text: ProgramText) -> bool:
+    """Whether a variable cannot be deleted after its last use: the statement that its function runs
+    in the file ``text`` reads it, and called the function that used it last.
+    """
+    holder = group.holder
+    if holder is None or holder.root is not HolderRoot.LOCAL or holder.file != text.name:
+        return False
+    used, name = group.main.last_use, holder.path[0].label
+    if isinstance(used, Place) and (used.file, used.line) == (holder.file, holder.line):
+        return False
+    return any(reads(statement, name) for statement in text.statements(holder.line))
 
 
 def without_copies(answer: Answer) -> Answer:
