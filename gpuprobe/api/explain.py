@@ -63,7 +63,7 @@ from gpuprobe.causes.find import (
     causes_at,
     searched_at,
 )
-from gpuprobe.causes.groups import LEAST, LEAST_EFFECT, blocks_at, copied
+from gpuprobe.causes.groups import LEAST, LEAST_BYTES, LEAST_EFFECT, blocks_at, copied
 from gpuprobe.causes.lines import capture_line, loop_line, stored_as, storing_lines
 from gpuprobe.causes.recorded import (
     cause_of,
@@ -73,6 +73,7 @@ from gpuprobe.causes.recorded import (
     over_steps,
     recorded_holders,
     replayed,
+    saved_bytes,
     unneeded,
 )
 from gpuprobe.causes.replays import Smaller, by_graph
@@ -112,10 +113,6 @@ BUDGET: Final = 120.0
 """Seconds for all runs of an explanation, by default."""
 
 _MOST_CAUSES: Final = 5
-_LEAST_BYTES: Final = 1 << 20
-"""The bytes that a change has to save, in addition to the share `LEAST_EFFECT` of the tensors: half
-a segment of small blocks (``kSmallBuffer`` in c10/core/AllocatorConfig.h is 2 MiB), below which
-the memory that is reserved is likely to stay the same."""
 _WHOLE_REMEDIES: Final = frozenset(
     {
         EditKind.DELETE,
@@ -659,7 +656,7 @@ class _Explaining:
                 else:
                     effect = replace(effect, note="an edit was tried, and saves less")
                 group = helped if made is not None else refuted if tried.refuted else others
-            if _saved_bytes(effect, one.group.bytes) < _LEAST_BYTES:
+            if saved_bytes(effect, one.group.bytes) < LEAST_BYTES:
                 continue
             if made is not None and isinstance(made.edit, NoGrad):
                 one = _without_graph(one)
@@ -941,16 +938,6 @@ def _saves_little(tried: Effect, replayed: Effect) -> bool:
     """Whether what was measured is less than a cause has to save, and than half of the replayed."""
     saved = tried.before - _after(tried)
     return saved < LEAST_EFFECT * tried.before and 2 * saved < replayed.before - _after(replayed)
-
-
-def _saved_bytes(effect: Effect, held: int) -> int:
-    """The bytes that a change saves; if that is unknown, or a lower bound, those of the cause's
-    memory, ``held``, if that is more.
-    """
-    if isinstance(effect.after, Unavailable):
-        return held
-    saved = effect.before - effect.after
-    return max(saved, held) if effect.bound is Bound.OR_LESS else saved
 
 
 def _with_stored_name(one: Diagnosed, line: Place | None) -> Diagnosed:

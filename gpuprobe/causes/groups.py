@@ -24,6 +24,11 @@ LEAST_EFFECT = 0.05
 moment later. Memory to which no name leads, only objects in a cycle, is worth a cause from that on:
 no program needs it. So are copies (`copied`)."""
 
+LEAST_BYTES = 1 << 20
+"""The bytes that a remedy has to save, in addition to `LEAST_EFFECT`: half a segment of small
+blocks (``kSmallBuffer`` in c10/core/AllocatorConfig.h is 2 MiB), below which the memory that is
+reserved is likely to stay the same."""
+
 OF_A_MODEL = frozenset((Category.PARAMETER, Category.BUFFER))
 
 _COPIED = 8

@@ -20,7 +20,7 @@ from gpuprobe.analysis.peak.peaks import HighWater, PeakSite, by_category, live_
 from gpuprobe.analysis.trace.ledger import ledger_of
 from gpuprobe.causes.answer import Answer, EditKind
 from gpuprobe.causes.find import NO_GRAD, Diagnosed, causes_at
-from gpuprobe.causes.groups import LEAST_EFFECT, HeldBlock, HeldGroup, is_evaluation
+from gpuprobe.causes.groups import LEAST_BYTES, LEAST_EFFECT, HeldBlock, HeldGroup, is_evaluation
 from gpuprobe.causes.replays import RunPeak, over_all_steps
 from gpuprobe.causes.rules import cycles, graphs
 from gpuprobe.causes.rules.gradients import LATE_GRADIENTS
@@ -155,7 +155,12 @@ def causes_in(site: PeakSite, mark: HighWater) -> tuple[MemoryCause, ...] | Unav
         lives = _Failed(mark, _begin_of_step_before(site, mark))
     every = certain_causes(site, lives, causes_at(lives, event, holders, otherwise=unneeded))
     chosen = over_steps(site, mark, list(islice(every, _MOST)))
-    return tuple(cause_of(one, replayed(one, mark.allocated)) for one in chosen)
+    effects = [replayed(one, mark.allocated) for one in chosen]
+    return tuple(
+        cause_of(one, effect)
+        for one, effect in zip(chosen, effects, strict=True)
+        if saved_bytes(effect, one.group.bytes) >= LEAST_BYTES
+    )
 
 
 def over_steps(
@@ -188,6 +193,16 @@ def replayed(diagnosed: Diagnosed, peak: int) -> Effect:
     return Effect(
         Certainty.REPLAYED, peak, diagnosed.without, diagnosed.assumed, bound=diagnosed.bound
     )
+
+
+def saved_bytes(effect: Effect, held: int) -> int:
+    """The bytes that a change saves; if that is unknown, or a lower bound, those of the cause's
+    memory, ``held``, if that is more.
+    """
+    if isinstance(effect.after, Unavailable):
+        return held
+    saved = effect.before - effect.after
+    return max(saved, held) if effect.bound is Bound.OR_LESS else saved
 
 
 def certain_causes(
