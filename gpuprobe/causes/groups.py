@@ -103,6 +103,8 @@ class HeldGroup:
     """The block whose line is named, if that is not one of the line that made the most."""
     several: bool = False
     """Whether several variables hold parts of it, and not the holder alone."""
+    of_evaluations: bool = False
+    """Whether it is all that graphs of forward passes in eval mode keep."""
 
     @property
     def bytes(self) -> int:
@@ -265,6 +267,7 @@ def groups_of(
             _main_holder(members, holders),
             tensors,
             several=key == _OF_EVALUATIONS and len({holders[b.row].owner for b in members}) > 1,
+            of_evaluations=key == _OF_EVALUATIONS,
         )
         for key, members in found.items()
     ]

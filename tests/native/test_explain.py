@@ -1471,6 +1471,7 @@ for step in range(3):
     run(net, torch.randn(8, 1024, device="cuda")).backward()
     optimizer.step()
 validate(net)
+validate(net)  # of the same lines, called elsewhere
 """
 
 
