@@ -10,7 +10,7 @@ from gpuprobe.causes.answer import Answer
 from gpuprobe.causes.live_memory import Excess, LiveMemory
 from gpuprobe.causes.wording import for_variable
 from gpuprobe.model.causes import Bound
-from gpuprobe.model.place import Place
+from gpuprobe.model.place import NoPlace, Place
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import Made
 
@@ -39,8 +39,8 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
     them, such as a loss, needs them: then there is no cause. Nor if scores are read elsewhere, such
     as those that the next layer adds to its own.
     """
-    group: set[int] = set()
-    weights: list[int] = []
+    parts: dict[int, set[int]] = {}
+    needed: set[Place | NoPlace] = set()
     for row in range(len(live.ledger)):
         if live.text("made_name", row) not in _SOFTMAX:
             continue
@@ -48,9 +48,12 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
         if scores is None or not live.is_temporary(row):
             continue
         read, copies = _multiplied(live, row), _copies(live, scores)
-        if read is not None and not _is_read(live, scores, {row, *scores, *copies}):
-            group |= read | scores | copies
-            weights.append(row)
+        if read is not None:
+            parts[row] = read | scores | copies
+            if _is_read(live, scores, {row, *scores, *copies}):
+                needed.add(live.place(row))  # the code of all layers that compute there
+    weights = [row for row in parts if live.place(row) not in needed]
+    group = {one for row in weights for one in parts[row]}
     saved = [row for row in weights if live.for_backward(row)]
     if not saved:
         return

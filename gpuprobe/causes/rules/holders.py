@@ -160,15 +160,16 @@ def late_variable(blocks: Iterable[HeldBlock], holders: Mapping[int, Holder]) ->
     """The variable that keeps the most of what is not used again, with the bytes; "" if none is
     known.
     """
-    kept: Counter[str] = Counter()
+    kept: Counter[tuple[str, str, int]] = Counter()  # several functions may have one name
     for block in blocks:
         holder = holders.get(block.row)
         if holder is None or not block.need.needless or not holder.path:
             continue
         local = holder.root is HolderRoot.LOCAL and is_user_file(holder.file)
         if (local or holder.root is HolderRoot.GLOBAL) and holder.kept is Kept.TENSOR:
-            kept[_variable(holder, holder.path[0].label)] += block.bytes
-    for name, size in kept.most_common(1):
+            name = _variable(holder, holder.path[0].label)
+            kept[name, holder.file, holder.line] += block.bytes
+    for (name, _, _), size in kept.most_common(1):
         return f"{human_bytes(size)} of them kept by the variable {name}"
     return ""
 
