@@ -78,11 +78,12 @@ def short_step_time(
     """The time of a step and what bounds it, with the names of what it does not include."""
     if isinstance(time, Unavailable):
         return step_time_sections(time, 0)
-    left_out = [text.partition(": ")[0] for text in time.left_out]
+    # One that an option would include is named with it.
+    left_out = [text if "(--" in text else text.partition(": ")[0] for text in time.left_out]
     (first, *_) = step_time_sections(replace(time, left_out=()), 0, cost=cost, ranks=ranks)
     if not left_out:
         return [first]
-    text = f"not included: {', '.join(left_out)} (-v: why)"
+    text = f"not included: {'; '.join(left_out)} (-v: why)"
     return [replace(first, parts=(*first.parts, Line(text, "item")))]
 
 
