@@ -78,7 +78,7 @@ def short_step_time(
     """The time of a step and what bounds it, with the names of what it does not include."""
     if isinstance(time, Unavailable):
         return step_time_sections(time, 0)
-    # One that an option would include is named with it.
+    # What an option would include is named together with that option.
     left_out = [text if "(--" in text else text.partition(": ")[0] for text in time.left_out]
     (first, *_) = step_time_sections(replace(time, left_out=()), 0, cost=cost, ranks=ranks)
     if not left_out:
