@@ -197,7 +197,7 @@ class TimedWaits:
 
 
 def _on_gpu(value: object) -> bool:
-    """Whether it is a tensor there; a subclass of the program is not asked."""
+    """Whether it is a tensor there, without the __torch_function__ of a subclass."""
     with torch._C.DisableTorchFunctionSubclass():
         return isinstance(value, torch.Tensor) and value.is_cuda
 
