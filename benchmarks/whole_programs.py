@@ -90,6 +90,9 @@ _LIMITS: tuple[tuple[tuple[int, int], ...], ...] = (
 
 _TAKE_NUMBERS = (
     "replaces_every_number_up_to_1023",
+    "closes_all_numbers",
+    "closes_one_by_one_and_opens",
+    "closes_those_it_does_not_know",
     "closes_what_the_system_lists",
     "opens_many",
     "opens_all_kinds",
