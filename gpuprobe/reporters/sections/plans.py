@@ -120,8 +120,8 @@ def _short(estimate: Estimate, top: int) -> list[Section]:
 
 
 def _is_about_a_line(text: str) -> bool:
-    """Whether an assumption begins with a line of the program."""
-    place = parse_place(text.partition(": ")[0])
+    """Whether an assumption begins with a line, of the program or of what it calls."""
+    place = parse_place(text.partition(": ")[0].partition(" (called at ")[0])
     return isinstance(place, Place) and bool(place.file)
 
 
