@@ -232,8 +232,11 @@ _CHANCE = re.compile(
 """In what is printed: addresses, times, reference counts of errors that cannot be printed, where
 the collector closes files, and which of the objects that Triton leaks at the end nanobind names
 (by address; it counts all)."""
-_TIMES = re.compile(rb"(?m)\[[IWE]\d{4} [\d:.]+ ")
-"""In any file, which has number 2 where stderr was closed: when torch's C++ code wrote a line."""
+_TIMES = re.compile(
+    rb"(?m)\[[IWE]\d{4} [\d:.]+ |^object (?:address  |refcount |type     ): \w+"
+)
+"""In any file, which has number 2 where stderr was closed: when torch's C++ code wrote a line, and
+the addresses and reference counts of an error that cannot be printed."""
 _OF_TORCH = re.compile(
     rb'(?m)^((?:  \| )*)  File "[^"\n]*/(?:site-packages/torch|gpuprobe/native)/[^\n]*\n'
     rb"(?:\1    [^\n]*\n)*"
