@@ -232,9 +232,7 @@ _CHANCE = re.compile(
 """In what is printed: addresses, times, reference counts of errors that cannot be printed, where
 the collector closes files, and which of the objects that Triton leaks at the end nanobind names
 (by address; it counts all)."""
-_TIMES = re.compile(
-    rb"(?m)\[[IWE]\d{4} [\d:.]+ |^object (?:address  |refcount |type     ): \w+"
-)
+_TIMES = re.compile(rb"(?m)\[[IWE]\d{4} [\d:.]+ |^object (?:address  |refcount |type     ): \w+")
 """In any file, which has number 2 where stderr was closed: when torch's C++ code wrote a line, and
 the addresses and reference counts of an error that cannot be printed."""
 _OF_TORCH = re.compile(
@@ -276,6 +274,7 @@ _BEFORE_TORCH = frozenset(
         "forgets_what_was_registered_for_the_exit",
         "clears_the_path_of_modules",
         "closes_the_files_of_others",
+        "has_a_trace_function",
     )
 )
 """What observes whether torch is imported already: ``--hazards`` does that, as documented."""

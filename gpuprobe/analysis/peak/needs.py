@@ -10,7 +10,7 @@ from itertools import accumulate, chain, compress, count
 from operator import sub
 from typing import Final, NamedTuple
 
-from gpuprobe.analysis.repeats import module_names
+from gpuprobe.analysis.repeated_names import module_names
 from gpuprobe.analysis.trace.categories import categories
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.model.actions import OOM

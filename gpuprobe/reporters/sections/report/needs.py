@@ -140,7 +140,7 @@ def _lines(table: NeedTable, *, full: bool, needed: bool) -> Iterator[Line]:
                 yield Line(_about(line, need), "item", indent=4)
         if full and row.more:
             yield Line(f"{human_bytes(row.more)} {need.label}: from other lines", "item", indent=4)
-        # One line for all, such as that which calls a Trainer, says little.
+        # Such as the line that calls a Trainer, for all of its memory.
         if len(few) > 1 and len({str(line.key) for line in few}) == 1:
             yield from _modules(row, need, least=_OF_MODULES)
         elif full:
