@@ -90,6 +90,9 @@ _LIMITS: tuple[tuple[tuple[int, int], ...], ...] = (
 
 _TAKE_NUMBERS = (
     "replaces_every_number_up_to_1023",
+    "closes_all_numbers",
+    "closes_one_by_one_and_opens",
+    "closes_those_it_does_not_know",
     "closes_what_the_system_lists",
     "opens_many",
     "opens_all_kinds",
@@ -229,8 +232,9 @@ _CHANCE = re.compile(
 """In what is printed: addresses, times, reference counts of errors that cannot be printed, where
 the collector closes files, and which of the objects that Triton leaks at the end nanobind names
 (by address; it counts all)."""
-_TIMES = re.compile(rb"(?m)\[[IWE]\d{4} [\d:.]+ ")
-"""In any file, which has number 2 where stderr was closed: when torch's C++ code wrote a line."""
+_TIMES = re.compile(rb"(?m)\[[IWE]\d{4} [\d:.]+ |^object (?:address  |refcount |type     ): \w+")
+"""In any file, which has number 2 where stderr was closed: when torch's C++ code wrote a line, and
+the addresses and reference counts of an error that cannot be printed."""
 _OF_TORCH = re.compile(
     rb'(?m)^((?:  \| )*)  File "[^"\n]*/(?:site-packages/torch|gpuprobe/native)/[^\n]*\n'
     rb"(?:\1    [^\n]*\n)*"
@@ -270,6 +274,7 @@ _BEFORE_TORCH = frozenset(
         "forgets_what_was_registered_for_the_exit",
         "clears_the_path_of_modules",
         "closes_the_files_of_others",
+        "has_a_trace_function",
     )
 )
 """What observes whether torch is imported already: ``--hazards`` does that, as documented."""
