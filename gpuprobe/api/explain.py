@@ -53,6 +53,7 @@ from gpuprobe.causes.edits import (
     backward_of_a_part,
     candidates,
     files_of,
+    stored_name,
     stored_names,
     without_option,
 )
@@ -64,7 +65,7 @@ from gpuprobe.causes.find import (
     searched_at,
 )
 from gpuprobe.causes.groups import LEAST, LEAST_BYTES, LEAST_EFFECT, blocks_at, copied
-from gpuprobe.causes.lines import capture_line, loop_line, stored_as, storing_lines
+from gpuprobe.causes.lines import capture_line, is_limited, loop_line, stored_as, storing_lines
 from gpuprobe.causes.recorded import (
     cause_of,
     certain_causes,
@@ -108,6 +109,7 @@ from gpuprobe.remedies.edits import CloneStored, Detach, Edit, NoGrad, ToCpu
 from gpuprobe.remedies.output import OutputComparison
 from gpuprobe.remedies.setting import AllocatorSetting
 from gpuprobe.remedies.text import ProgramText, Refused, parsed
+from gpuprobe.user_frames import is_user_frame
 
 BUDGET: Final = 120.0
 """Seconds for all runs of an explanation, by default."""
@@ -345,8 +347,10 @@ class _Explaining:
             chosen = list(over_steps(site, mark, chosen))
         causes = self._causes(chosen, needs.total, failed=failed)
         if not failed:
-            causes = (*causes, *kept_causes(site, causes))
-            causes = causes or tuple(growth_cause(site, self._growth(site), None))
+            causes = (*causes, *_without_limit(kept_causes(site, causes), lives))
+            causes = causes or tuple(
+                _without_limit(growth_cause(site, self._growth(site), None), lives)
+            )
         cached = list(self._cached(site, failed=failed))
         rules = {one.rule for one in causes}
         certain = (one for one in chosen if one.bound is not Bound.OR_MORE)
@@ -1057,6 +1061,20 @@ def _text(path: str) -> ProgramText | None:
     except OSError:
         return None
     return None if isinstance(found, Refused) else found
+
+
+def _without_limit(grown: Iterable[MemoryCause], lives: Biographies) -> Iterator[MemoryCause]:
+    """The causes of growth, without containers that stop at some number of elements, by the files
+    of the program on the stacks of a trace.
+    """
+    stacks = lives.ledger.trace.stacks
+    frames = (frame for stack in set(lives.ledger.stack) for frame in stacks.frames_of(stack))
+    files = {frame.filename for frame in frames if is_user_frame(frame)}
+    texts = [text for text in map(_text, sorted(files)) if text is not None]
+    for one in grown:
+        name = stored_name(one.holder)
+        if not name or not is_limited(texts, name):
+            yield one
 
 
 def _is_argument(one: Diagnosed) -> bool:

@@ -102,7 +102,7 @@ class HeldGroup:
     chosen: HeldBlock | None = None
     """The block whose line is named, if that is not one of the line that made the most."""
     several: bool = False
-    """Whether several variables hold parts of it, and not the holder alone."""
+    """Whether several variables hold parts, and not the holder alone."""
     of_evaluations: bool = False
     """Whether it is all that graphs of forward passes in eval mode keep."""
 
@@ -145,7 +145,7 @@ class HeldGroup:
 
 
 def is_evaluation(phase: str) -> bool:
-    """Whether a phase is that of forward passes in eval mode, or a part of it."""
+    """Whether a phase is one of forward passes in eval mode."""
     return phase.partition("/")[0] == "evaluation"
 
 

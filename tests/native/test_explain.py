@@ -1517,6 +1517,44 @@ def test_of_the_losses_in_a_list_the_one_that_is_trained_keeps_its_graph(tmp_pat
     assert not first["code"]
 
 
+POOL = """\
+import random
+import torch
+from torch import nn
+
+class Pool:
+    def __init__(self, size):
+        self.size, self.images = size, []
+
+    def query(self, image):
+        if len(self.images) < self.size:
+            self.images.append(image)
+            return image
+        index = random.randrange(self.size)
+        old, self.images[index] = self.images[index].clone(), image
+        return old
+
+net = nn.Linear(1024, 1024).cuda()
+optimizer = torch.optim.Adam(net.parameters())
+pool = Pool(50)
+for step in range(12):
+    x = torch.randn(512, 1024, device="cuda")
+    pool.query(net(x)[:16].detach().clone())
+    loss = net(x).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_pool_that_is_not_full_yet_does_not_grow_without_end(tmp_path: Path) -> None:
+    _, found = explain(tmp_path, POOL)
+    assert all(cause["rule"] != "growth" for cause in found["causes"])
+    endless = POOL.replace("if len(self.images) < self.size:", "if image is not None:")
+    _, found = explain(tmp_path, endless)
+    assert "growth" in {cause["rule"] for cause in found["causes"]}
+
+
 CACHED_METHOD = """\
 import functools
 import torch

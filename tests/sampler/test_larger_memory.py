@@ -419,6 +419,12 @@ def resized() -> None:
     logits.argmax(1)
 
 
+def resized_for_a_layer() -> None:  # as in each decoder
+    layer = nn.Conv2d(64, 3, 3, padding=1).cuda()
+    with torch.no_grad():
+        layer(F.interpolate(numbers(1, 64, 128, 128), scale_factor=4))
+
+
 def masks_of_resized() -> None:  # a sum of booleans is one of a copy in 8 bytes
     masks = F.interpolate(numbers(1, 64, 16, 16), size=(512, 512), mode="bilinear") > 0
     masks.sum((2, 3))
@@ -721,6 +727,7 @@ KINDS: dict[Callable[[], None], str] = {
     contrasted: "",
     resized: "reduced-later",
     masks_of_resized: "reduced-later",
+    resized_for_a_layer: "",
     looked_up_for_pairs: "broadcast-intermediate",
     looked_up: "dense-embedding-gradient",
     looked_up_and_multiplied: "",

@@ -64,7 +64,7 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
 
 
 def _begins_earlier(live: LiveMemory) -> bool:
-    """Whether the backward pass goes on to what was computed before the step."""
+    """Whether the backward pass reads what was computed before the step."""
     return any(
         row >= live.ledger.made
         and live.for_backward(row)
