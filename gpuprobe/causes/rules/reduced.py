@@ -20,7 +20,7 @@ _PRODUCTS: Final = frozenset(
 )
 """Not ``addmm``: a layer with a bias, and the layer after it reduces what it makes."""
 _LAYER: Final = "convolution"
-"""What a decoder resizes is the input of its next layer, which reduces nothing of it."""
+"""What a decoder resizes is the input of its next layer, which reduces none of that."""
 _RESIZED: Final = ("upsample_", "_upsample_")
 _ROW_WISE: Final = frozenset(("_softmax", "softmax"))
 """Not log-probabilities: `log_softmaxes` has them."""
