@@ -45,8 +45,12 @@ def half_products() -> None:
         x = torch.randn(4, 128, 16, 16, device="cuda", dtype=torch.float16)
         weight = torch.randn(64, 128, 3, 3, device="cuda", dtype=torch.float16)
         convolved = conv2d(x.float(), weight.float()).half()
-        equal = torch.equal(a @ b.T, wide), torch.equal(conv2d(x, weight), convolved)
-        print(dnn._is_mkldnn_fp16_supported() or equal == (True, True))
+        network = torch.nn.LSTM(64, 128, device="cuda", dtype=torch.float16)
+        sequence = torch.randn(32, 8, 64, device="cuda", dtype=torch.float16)
+        (low, _), (high, _) = network(sequence), network.float()(sequence.float())
+        equal = [torch.equal(a @ b.T, wide), torch.equal(conv2d(x, weight), convolved)]
+        equal.append(torch.equal(low, high.half()))
+        print(dnn._is_mkldnn_fp16_supported() or all(equal))
 
 
 def triton_kernels() -> None:

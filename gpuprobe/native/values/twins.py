@@ -357,7 +357,8 @@ def _rnn(
     layers: int, batch_first: bool, dropout: float, train: bool, bidirectional: bool,
     sizes: Sequence[int],
 ) -> _Results:  # fmt: skip
-    run = getattr(torch, _MODES[mode])
+    run, dtype = getattr(torch, _MODES[mode]), x.dtype
+    x, hx, cx, *weights = (_widened(item) for item in (x, hx, cx, *weights))
     state = (hx, cx) if mode == 2 else hx
     biased = stride == 4 or stride == 5
     if len(sizes):
@@ -369,7 +370,8 @@ def _rnn(
         found = run(
             x, state, list(weights), biased, layers, dropout, train, bidirectional, batch_first
         )
-    return (*found, None)[:3] if mode != 2 else found
+    rounded = [item.to(dtype) for item in found]
+    return (*rounded, None)[:3] if mode != 2 else tuple(rounded)
 
 
 _MOST_SEEDS: Final = 4096
