@@ -280,6 +280,7 @@ _BEFORE_TORCH = frozenset(
         "closes_the_files_of_others",
         "deletes_the_streams",
         "has_a_trace_function",
+        "replaces_paths",
     )
 )
 """What observes whether torch is imported already: ``--hazards`` does that, as documented."""
