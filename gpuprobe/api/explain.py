@@ -93,7 +93,15 @@ from gpuprobe.causes.rules.joins import GROWN
 from gpuprobe.causes.variables import Variables
 from gpuprobe.errors import DataError, ProgramFailed
 from gpuprobe.model.actions import OOM
-from gpuprobe.model.causes import Bound, Certainty, Effect, Explanation, MemoryCause, RunEnd
+from gpuprobe.model.causes import (
+    EDIT_TRIED,
+    Bound,
+    Certainty,
+    Effect,
+    Explanation,
+    MemoryCause,
+    RunEnd,
+)
 from gpuprobe.model.io.codec import from_plain
 from gpuprobe.model.io.files import read_regular
 from gpuprobe.model.place import NoPlace, Place
@@ -870,14 +878,14 @@ class _Explaining:
             self._less_reserved[effect.patch] = result.before_reserved - result.peak_reserved
             return _Outcome(effect, candidate)
         if isinstance(result, TriedRemedy) and result.output is OutputComparison.DIFFERENT:
-            note = "an edit was tried, and the changed program prints something else"
+            note = f"{EDIT_TRIED}, and the changed program prints something else"
             return _Outcome(replace(replayed, note=note))
         if isinstance(result, TriedRemedy):
-            note = "an edit was tried, and did not help"
+            note = f"{EDIT_TRIED}, and did not help"
             effect = replace(replayed, bound=Bound.OR_MORE, note=note)
             return _Outcome(effect, refuted=True)
         failed = not isinstance(result, UntriedRemedy)
-        why = "an edit was tried, and failed" if failed else "not tried"
+        why = f"{EDIT_TRIED}, and failed" if failed else "not tried"
         return _Outcome(replace(replayed, note=f"{why}: {result.reason}"), failed=failed)
 
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import Final
 
 from gpuprobe.model.needs import NeedTable
 from gpuprobe.model.place import NoPlace, Place
 from gpuprobe.model.record import record
 from gpuprobe.model.run.holders import Holder
 from gpuprobe.model.values import Unavailable
+
+EDIT_TRIED: Final = "an edit was tried"
+"""How the note of an `Effect` begins whose figure is a replay's though a changed program was run.
+"""
 
 
 class Certainty(str, Enum):

@@ -441,7 +441,8 @@ class UsedLater:
     """Which blocks that were alive at the end of a trace are used in the ``steps`` after it: rows
     of its events, and of its baseline. ``ended``: the program has ended, without an error and not
     ended by gpuprobe; ``whole``: and the trace continues to its end; ``evaluated``: gpuprobe ended
-    it where its next training step would have begun, after an evaluation for example.
+    it where its next training step would have begun, after an evaluation for example. ``raised``:
+    an exception, such as Ctrl-C, ended the program in the trace.
     """
 
     steps: int
@@ -450,6 +451,7 @@ class UsedLater:
     events: tuple[int, ...]
     baseline: tuple[int, ...]
     evaluated: bool = False
+    raised: bool = False
 
 
 @dataclass(slots=True)

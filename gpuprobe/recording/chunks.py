@@ -547,4 +547,5 @@ class RankTraces:
             tuple(row for uses in known for row in uses.events),
             tuple(row for uses in known for row in uses.baseline),
             end is not None and end.epoch is not None and end.epoch.evaluated,
+            at == len(steps) and end is not None and end.error is not None,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
@@ -349,3 +349,24 @@ def test_modules_are_told_where_all_lines_are_one(in_modules: int, told: bool) -
         parts = needs_parts(NeedTable(0, size, (row,), size), needed=True)
         texts = [part.text for part in parts if isinstance(part, Line)]
         assert any("in use now, by module: net.*.up" in text for text in texts) == shown
+
+
+def test_what_an_exception_frees_after_the_last_operator_may_have_had_a_use_to_come() -> None:
+    lives = [
+        Life(8, born=1, uses=[2], freed=4),  # freed as the exception leaves its function
+        Life(16, born=1, uses=[2], freed=3),  # freed by the program
+        Life(32, born=4, uses=[4], freed=None),
+    ]
+    trace = trace_of(lives, steps=0, ended=False)
+    event = high_water(trace).event
+    before = needs_at(trace, event)
+    assert not isinstance(before, Unavailable)
+    assert before.bytes_of(Need.NEVER_AGAIN) == 8
+
+    trace = trace_of(lives, steps=0, ended=False)
+    assert trace.used_later is not None
+    trace.used_later = replace(trace.used_later, raised=True)
+    table = needs_at(trace, event)
+    assert not isinstance(table, Unavailable)
+    assert (table.bytes_of(Need.OPEN), table.bytes_of(Need.NEVER_AGAIN)) == (8, 0)
+    assert table.freed_after_use > before.freed_after_use

@@ -63,6 +63,9 @@ class Biographies:
         self._ended = bool(later and later.ended)
         self._whole = bool(later and later.whole)
         self._evaluated = bool(later and later.evaluated)
+        self._last_operator = 0
+        if later and later.raised and everything:
+            self._last_operator = max(chain(self.made, self.last))
         self._state: set[int] = set()
         """Rows of a model and of its optimizer's state, if the trace covers a whole program."""
         if self._whole:
@@ -188,7 +191,7 @@ class Biographies:
                 return Need.OPEN
         if not (last or self.made[row]):
             return Need.UNTRACED
-        if self._failed_before_end(row, event):
+        if self._failed_before_end(row, event) or self.unwound(row):
             return Need.OPEN
         return Need.NEVER_AGAIN if last else Need.NEVER
 
@@ -197,6 +200,15 @@ class Biographies:
         have freed before its use.
         """
         return self.last_failure(row) >= event
+
+    def unwound(self, row: int) -> bool:
+        """Whether the exception that ended the program may have freed a row before its next use: no
+        operator ran after its end.
+        """
+        freed = self.ledger.freed[row]
+        if not self._last_operator or freed >= self.ledger.events or row in self._unreachable:
+            return False
+        return self.operator[freed] >= self._last_operator
 
     def last_failure(self, row: int) -> int:
         """The last event before the end of a row at which memory ran out; -2 if there is none."""
@@ -242,11 +254,15 @@ class Biographies:
             end if late >= end else (late if late > start else start + 1)
             for end, late, start in zip(ledger.freed, earliest, ledger.start, strict=True)
         ]
+        if self._last_operator:
+            for row in filter(self.unwound, range(ledger.made)):
+                ends[row] = ledger.freed[row]
         survivors = compress(range(ledger.made), map(last.__le__, ledger.freed))
         for row in chain(survivors, range(ledger.made, len(ends))):
             if not uses[row]:
                 continue
-            if self.survives(row) and (self.is_open(row) or self.used_later(row)):
+            alive = self.survives(row) and (self.is_open(row) or self.used_later(row))
+            if alive or self.unwound(row):
                 ends[row] = ledger.freed[row]
             elif row >= ledger.made and not self.used_here(row):
                 ends[row] = -1  # no operator of the trace uses it

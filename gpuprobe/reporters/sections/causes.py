@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from gpuprobe.model.causes import Bound, Certainty, Effect, MemoryCause
+from gpuprobe.model.causes import EDIT_TRIED, Bound, Certainty, Effect, MemoryCause
 from gpuprobe.model.place import Place
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Unavailable
@@ -55,9 +55,10 @@ def effect_text(effect: Effect) -> str:
         f"{saves}{human_bytes(effect.before - effect.after)}: {human_bytes(effect.after)}{needs} "
         f"instead of {human_bytes(effect.before)}{reserved}"
     )
+    untried = "" if effect.note.startswith(EDIT_TRIED) else "not tried; "
     how = {
         Certainty.TRIED: "tried: the changed program was run",
-        Certainty.REPLAYED: f"not tried; the trace was replayed {effect.assumed}",
+        Certainty.REPLAYED: f"{untried}the trace was replayed {effect.assumed}",
         Certainty.UNTRIED: "not tried",
     }[effect.certainty]
     return f"{text} ({how}{f'; {effect.note}' if effect.note else ''})"

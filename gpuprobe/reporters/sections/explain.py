@@ -65,6 +65,8 @@ def _verdict(found: Explanation) -> str:
     much = _MUCH * needless >= found.needs.total
     late = (
         f"{human_bytes(needless)} are freed {'' if much else 'a little '}later than they could be"
+        if needless
+        else "nothing is freed later than it could be"
     )
     if found.late_variable:
         late += f", {found.late_variable}"
