@@ -8,6 +8,7 @@ from gpuprobe.model.causes import EDIT_TRIED, Certainty, Effect, Explanation, Ru
 from gpuprobe.model.needs import Need, NeedRow, NeedTable
 from gpuprobe.reporters.sections.causes import effect_text
 from gpuprobe.reporters.sections.explain import explain_sections
+from gpuprobe.reporters.terminal import Style
 from gpuprobe.reporters.text import draw
 
 
@@ -41,7 +42,8 @@ def test_no_bytes_are_not_called_late(needless: int, sentence: str) -> None:
         searched=True,
         seconds=1.0,
     )
-    assert sentence in " ".join(draw(explain_sections(found)).split())
+    words = " ".join(draw.lines(explain_sections(found), Style())).split()
+    assert sentence in " ".join(words)
 
 
 @pytest.mark.parametrize(
