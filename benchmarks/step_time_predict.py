@@ -34,6 +34,8 @@ PREDICTIONS = HERE / "step_time_predictions.json"
 PROGRAMS = HERE / "step_time_programs"
 RECORDED_ON = "8xa100-80gb"
 """The launches of these programs do not depend on the GPU: attention is chosen by the program."""
+RECORDED_IN_FLOAT8 = "8xh100-80gb"
+"""Which an A100 does not compute with."""
 DEPTHS = (2, 4)
 MOST_RUNS = 12
 """In one recording."""
@@ -112,7 +114,7 @@ def job_of(row: Mapping[str, Any], programs: Mapping[str, Any]) -> Job | str:
     sizes: dict[str, Any] = {name: program.get(name) for name in ("width", "heads", "vocabulary")}
     if source in ("llm-foundry", "mosaicml-examples"):
         if row["precision"] == "amp_fp8":
-            return "float8 layers of TransformerEngine: not built"
+            sizes["float8"] = True
         examples = source == "mosaicml-examples"
         sizes.update(
             {
@@ -143,8 +145,8 @@ def job_of(row: Mapping[str, Any], programs: Mapping[str, Any]) -> Job | str:
         return Job(name, options_of(sizes), row["gpus"], accumulation)
     if source == "neusight":
         kind = row["program"].split("-")[1].split("_")[0].replace("gpt3", "gpt2")
-        if kind not in ("bert", "gpt2", "opt"):
-            return "experts: not built"
+        if kind == "switchxl4":
+            return "experts, which values choose: not built"
         if row["compile"]:
             return "compiled: not built"
         sizes.update(kind=kind, mlp=program["mlp"])
@@ -206,10 +208,10 @@ _RECORDED = (0, 1)
 
 
 def record_all(orders: Sequence[Mapping[str, Any]]) -> None:
-    """Record each order in a forked process: torch is imported once, after the simulated GPU."""
+    """Record each order, all for one GPU, in a forked process: torch is imported once, after it."""
     from gpuprobe.api.simulated_gpu import load_gpu
 
-    load_gpu(RECORDED_ON, endless=True)
+    load_gpu(orders[0]["gpu"], endless=True)
     import torch
     import torch.distributed.algorithms._checkpoint.checkpoint_wrapper
     import torch.distributed.fsdp
@@ -244,7 +246,7 @@ def record_one(order: Mapping[str, Any]) -> int:
     # It takes seconds, and the process ends now.
     distributed_c10d.destroy_process_group = lambda *args: None
     steps = str(order["steps"])
-    words = ["--gpu", RECORDED_ON, "--ranks", str(order["ranks"]), "--steps", steps]
+    words = ["--gpu", order["gpu"], "--ranks", str(order["ranks"]), "--steps", steps]
     words += ["--no-suggestions", "--compute", "shapes", "-o", order["path"], "--json"]
     return main(["estimate", *words, order["script"], "--", *order["words"]])
 
@@ -268,14 +270,18 @@ def record(cache: Path, runs: Sequence[Run]) -> None:
                 {
                     "script": str(PROGRAMS / f"{job.program}.py"),
                     "words": options,
+                    "gpu": RECORDED_IN_FLOAT8 if "--float8" in job.options else RECORDED_ON,
                     "ranks": job.ranks,
                     "steps": each * len(some),
                     "path": str(cache / f"{name}.gpuprobe"),
                     "what": {"job": key_of(job), "runs": some, "each": each},
                 }
             )
-    if not orders:
-        return
+    for gpu in sorted({str(order["gpu"]) for order in orders}):
+        record_in_a_process([order for order in orders if order["gpu"] == gpu])
+
+
+def record_in_a_process(orders: Sequence[Mapping[str, Any]]) -> None:
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(orders, file)
         file.flush()

@@ -90,6 +90,9 @@ _LIMITS: tuple[tuple[tuple[int, int], ...], ...] = (
 
 _TAKE_NUMBERS = (
     "replaces_every_number_up_to_1023",
+    "closes_all_numbers",
+    "closes_one_by_one_and_opens",
+    "closes_those_it_does_not_know",
     "closes_what_the_system_lists",
     "opens_many",
     "opens_all_kinds",
@@ -229,8 +232,12 @@ _CHANCE = re.compile(
 """In what is printed: addresses, times, reference counts of errors that cannot be printed, where
 the collector closes files, and which of the objects that Triton leaks at the end nanobind names
 (by address; it counts all)."""
-_TIMES = re.compile(rb"(?m)\[[IWE]\d{4} [\d:.]+ ")
-"""In any file, which has number 2 where stderr was closed: when torch's C++ code wrote a line."""
+_TIMES = re.compile(
+    rb"(?m)\[[IWE]\d{4} [\d:.]+ |^[IWE]\d{4} [\d:.]+ (?:\d+ )?"
+    rb"|^object (?:address  |refcount |type     ): \w+"
+)
+"""In any file, which has number 2 where stderr was closed: when torch wrote a line, and the
+addresses and reference counts of an error that cannot be printed."""
 _OF_TORCH = re.compile(
     rb'(?m)^((?:  \| )*)  File "[^"\n]*/(?:site-packages/torch|gpuprobe/native)/[^\n]*\n'
     rb"(?:\1    [^\n]*\n)*"
@@ -260,6 +267,7 @@ _DEPTHS = frozenset(
     for name in (
         "counts_how_deep_it_may_recurse",
         "may_recurse_deeper",
+        "raises_from_the_depth",
         "recurses_by_calls_of_its_own",
     )
 )
@@ -270,6 +278,9 @@ _BEFORE_TORCH = frozenset(
         "forgets_what_was_registered_for_the_exit",
         "clears_the_path_of_modules",
         "closes_the_files_of_others",
+        "deletes_the_streams",
+        "has_a_trace_function",
+        "replaces_paths",
     )
 )
 """What observes whether torch is imported already: ``--hazards`` does that, as documented."""

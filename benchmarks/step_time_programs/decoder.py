@@ -53,6 +53,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--loss", choices=("fused", "autocast"), default="fused")
     parser.add_argument("--optimizer", choices=("decoupled", "adamw", "fused"), default="decoupled")
     parser.add_argument("--no-biases", action="store_true")
+    parser.add_argument("--float8", action="store_true", help="linear layers of the blocks")
     parser.add_argument("--flat", action="store_true", help="the optimizer has FSDP's flat tensors")
     return parser.parse_args()
 
@@ -66,6 +67,44 @@ class LowPrecisionNorm(nn.LayerNorm):
             return F.layer_norm(x, self.normalized_shape, self.weight.to(x.dtype), bias, self.eps)
 
 
+class Float8Product(torch.autograd.Function):
+    """As TransformerEngine's: inputs and weights in e4m3, gradients in e5m2, each also transposed
+    for the products of the backward pass; scales are those of the step before.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        rows = x.reshape(-1, x.shape[-1]).to(torch.float8_e4m3fn)
+        low = weight.to(torch.float8_e4m3fn)
+        ctx.save_for_backward(rows.t().contiguous(), low.t().contiguous())
+        ctx.biased = bias is not None
+        found = _product(rows, low, None if bias is None else bias.to(torch.bfloat16))
+        return found.view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        rows, weight = ctx.saved_tensors
+        grad = grads[0].reshape(-1, grads[0].shape[-1])
+        low = grad.to(torch.float8_e5m2)
+        of_x = _product(low, weight).view(*grads[0].shape[:-1], -1)
+        bias = grad.sum(0) if ctx.biased else None
+        return of_x, _product(low.t().contiguous(), rows), bias
+
+
+def _product(one: torch.Tensor, other: torch.Tensor, bias: Any = None) -> torch.Tensor:
+    """``one @ other.T`` in bfloat16, with scales that a kernel reads."""
+    scale = torch.ones((), device=one.device)
+    return torch._scaled_mm(one, other.t(), scale, scale, bias=bias, out_dtype=torch.bfloat16)
+
+
+class Float8Linear(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cuda", enabled=False):
+            return Float8Product.apply(x, self.weight, self.bias)
+
+
 class Block(nn.Module):
     def __init__(self, options: argparse.Namespace) -> None:
         super().__init__()
@@ -74,10 +113,11 @@ class Block(nn.Module):
         self.heads = options.heads
         self.plain = options.attention == "math"
         self.norm_1, self.norm_2 = (norm(width, bias=biases) for _ in range(2))
-        self.qkv = nn.Linear(width, 3 * width, bias=biases)
-        self.out = nn.Linear(width, width, bias=biases)
-        self.up = nn.Linear(width, 4 * width, bias=biases)
-        self.down = nn.Linear(4 * width, width, bias=biases)
+        linear = Float8Linear if options.float8 else nn.Linear
+        self.qkv = linear(width, 3 * width, bias=biases)
+        self.out = linear(width, width, bias=biases)
+        self.up = linear(width, 4 * width, bias=biases)
+        self.down = linear(4 * width, width, bias=biases)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.attention(self.norm_1(x))

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import filterfalse, islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -50,8 +50,10 @@ from gpuprobe.causes.answer import EditKind
 from gpuprobe.causes.cache import Cache, CachedMemory
 from gpuprobe.causes.edits import (
     EditCandidate,
+    backward_of_a_part,
     candidates,
     files_of,
+    stored_name,
     stored_names,
     without_option,
 )
@@ -62,8 +64,8 @@ from gpuprobe.causes.find import (
     causes_at,
     searched_at,
 )
-from gpuprobe.causes.groups import LEAST, LEAST_EFFECT, blocks_at, copied
-from gpuprobe.causes.lines import capture_line, loop_line, stored_as, storing_lines
+from gpuprobe.causes.groups import LEAST, LEAST_BYTES, LEAST_EFFECT, blocks_at, copied
+from gpuprobe.causes.lines import capture_line, is_limited, loop_line, stored_as, storing_lines
 from gpuprobe.causes.recorded import (
     cause_of,
     certain_causes,
@@ -72,6 +74,7 @@ from gpuprobe.causes.recorded import (
     over_steps,
     recorded_holders,
     replayed,
+    saved_bytes,
     unneeded,
 )
 from gpuprobe.causes.replays import Smaller, by_graph
@@ -80,6 +83,8 @@ from gpuprobe.causes.rules.fragments import FRAGMENTS
 from gpuprobe.causes.rules.gradients import LATE_GRADIENTS
 from gpuprobe.causes.rules.holders import (
     KEPT_TENSORS,
+    LIVE_VARIABLE,
+    is_argument,
     kept_to_be_read,
     late_variable,
     without_copies,
@@ -104,15 +109,12 @@ from gpuprobe.remedies.edits import CloneStored, Detach, Edit, NoGrad, ToCpu
 from gpuprobe.remedies.output import OutputComparison
 from gpuprobe.remedies.setting import AllocatorSetting
 from gpuprobe.remedies.text import ProgramText, Refused, parsed
+from gpuprobe.user_frames import is_user_frame
 
 BUDGET: Final = 120.0
 """Seconds for all runs of an explanation, by default."""
 
 _MOST_CAUSES: Final = 5
-_LEAST_BYTES: Final = 1 << 20
-"""The bytes that a change has to save, in addition to the share `LEAST_EFFECT` of the tensors: half
-a segment of small blocks (``kSmallBuffer`` in c10/core/AllocatorConfig.h is 2 MiB), below which
-the memory that is reserved is likely to stay the same."""
 _WHOLE_REMEDIES: Final = frozenset(
     {
         EditKind.DELETE,
@@ -340,13 +342,15 @@ class _Explaining:
         )
         if not failed:
             diagnosed = certain_causes(site, lives, diagnosed)
-        chosen = list(islice(diagnosed, _MOST_CAUSES))
+        chosen = list(islice(filterfalse(_is_argument, diagnosed), _MOST_CAUSES))
         if not failed:
             chosen = list(over_steps(site, mark, chosen))
         causes = self._causes(chosen, needs.total, failed=failed)
         if not failed:
-            causes = (*causes, *kept_causes(site, causes))
-            causes = causes or tuple(growth_cause(site, self._growth(site), None))
+            causes = (*causes, *_without_limit(kept_causes(site, causes), lives))
+            causes = causes or tuple(
+                _without_limit(growth_cause(site, self._growth(site), None), lives)
+            )
         cached = list(self._cached(site, failed=failed))
         rules = {one.rule for one in causes}
         certain = (one for one in chosen if one.bound is not Bound.OR_MORE)
@@ -462,6 +466,11 @@ class _Explaining:
         if done is None:
             if recording is None or not any(rank.steps for rank in recording.ranks):
                 return None
+            if not _on_gpus(recording):
+                raise DataError(
+                    f"the program allocated no memory on the GPU in {seconds:g} s",
+                    hint=f"if it needs longer: --max-seconds {4 * self._budget:g}",
+                )
             self._ended = RunEnd.STOPPED
             last = recording.ranks[0].steps[-1]
             step = last.index + (last.ended_by != "end")  # the last one may have no end
@@ -651,7 +660,7 @@ class _Explaining:
                 else:
                     effect = replace(effect, note="an edit was tried, and saves less")
                 group = helped if made is not None else refuted if tried.refuted else others
-            if _saved_bytes(effect, one.group.bytes) < _LEAST_BYTES:
+            if saved_bytes(effect, one.group.bytes) < LEAST_BYTES:
                 continue
             if made is not None and isinstance(made.edit, NoGrad):
                 one = _without_graph(one)
@@ -787,6 +796,11 @@ class _Explaining:
             answer = graphs.retained(diagnosed.group, text)
             if answer is None and diagnosed.answer.rule == KEPT_TENSORS:
                 answer = kept_to_be_read(diagnosed.group, text)
+            elif answer is None and diagnosed.answer.rule == graphs.KEPT_GRAPHS:
+                holder = diagnosed.group.holder
+                backward = backward_of_a_part(holder, text)
+                if holder is not None and backward:
+                    answer = graphs.kept_in_container(diagnosed.group, holder, backward)
             if answer is not None:
                 return diagnosed._replace(answer=answer)
         if diagnosed.answer.rule == graphs.OF_THIS_CALL:
@@ -930,16 +944,6 @@ def _saves_little(tried: Effect, replayed: Effect) -> bool:
     return saved < LEAST_EFFECT * tried.before and 2 * saved < replayed.before - _after(replayed)
 
 
-def _saved_bytes(effect: Effect, held: int) -> int:
-    """The bytes that a change saves; if that is unknown, or a lower bound, those of the cause's
-    memory, ``held``, if that is more.
-    """
-    if isinstance(effect.after, Unavailable):
-        return held
-    saved = effect.before - effect.after
-    return max(saved, held) if effect.bound is Bound.OR_LESS else saved
-
-
 def _with_stored_name(one: Diagnosed, line: Place | None) -> Diagnosed:
     """The cause, with the name by which a line stores what keeps the memory, if the path that was
     found begins with another one: a method's ``self.outputs`` is its caller's ``trainer.outputs``.
@@ -1059,6 +1063,29 @@ def _text(path: str) -> ProgramText | None:
     return None if isinstance(found, Refused) else found
 
 
+def _without_limit(grown: Iterable[MemoryCause], lives: Biographies) -> Iterator[MemoryCause]:
+    """The causes of growth, without containers that stop at some number of elements, by the files
+    of the program on the stacks of a trace.
+    """
+    stacks = lives.ledger.trace.stacks
+    frames = (frame for stack in set(lives.ledger.stack) for frame in stacks.frames_of(stack))
+    files = {frame.filename for frame in frames if is_user_frame(frame)}
+    texts = [text for text in map(_text, sorted(files)) if text is not None]
+    for one in grown:
+        name = stored_name(one.holder)
+        if not name or not is_limited(texts, name):
+            yield one
+
+
+def _is_argument(one: Diagnosed) -> bool:
+    """Whether the cause is a variable that the program has to keep during the call in progress."""
+    holder = one.group.holder
+    if holder is None or one.answer.rule != LIVE_VARIABLE or not holder.file:
+        return False
+    text = _text(holder.file)
+    return text is not None and is_argument(one.group, text)
+
+
 def _stop(process: subprocess.Popen[bytes]) -> None:
     """As Ctrl-C does, so that what holds memory is recorded; or at once, if that has no effect.
     What the program has started ends, too."""
@@ -1125,10 +1152,14 @@ def _failure_in(mark: HighWater) -> HighWater:
     return live_at(mark.ledger, failures[-1]) if failures else mark
 
 
+def _on_gpus(recording: Recording) -> list[PeakSite]:
+    """The peaks of GPUs."""
+    return [site for site in device_peaks(recording) if site.device.startswith("cuda")]
+
+
 def _peak_of(recording: Recording) -> tuple[PeakSite, HighWater]:
     """The highest peak of a device, and its blocks."""
-    sites = [site for site in device_peaks(recording) if site.device.startswith("cuda")]
-    site = overall_peak(recording, sites)
+    site = overall_peak(recording, _on_gpus(recording))
     if site is None or not site.device:
         raise DataError(
             "the program allocated no memory on the GPU",

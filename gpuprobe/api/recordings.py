@@ -58,16 +58,19 @@ def load_to_report(path: str | os.PathLike[str]) -> Recording:
         return load(path, child)
 
 
-def scale(*recordings: Recording | str | os.PathLike[str], work: str = "step") -> Scaling:
+def scale(
+    *recordings: Recording | str | os.PathLike[str], work: str = "step", network: float = 0.0
+) -> Scaling:
     """Compare a program's speed on different numbers of ranks with the first recording:
     throughput, speed-up, efficiency, and how much is lost to communication, to waiting for other
     ranks, and to own work that takes longer.
 
     ``work``: what is the same in all. ``"step"``: a step of a rank (batches of one size);
-    ``"run"``: a whole run (the same data, divided among the ranks).
+    ``"run"``: a whole run (the same data, divided among the ranks). ``network``: of simulated GPUs,
+    GB/s of each GPU's network adapter, for jobs of several nodes.
 
     Raises what `load` raises, UsageError for fewer than two recordings or another ``work``, and
-    DataError for recordings of a simulated GPU or without all ranks of their job.
+    DataError for recordings whose times are unknown, or without all ranks of their job.
     """
     from gpuprobe.analysis.ranks.scale import scale
     from gpuprobe.errors import UsageError
@@ -76,7 +79,7 @@ def scale(*recordings: Recording | str | os.PathLike[str], work: str = "step") -
         raise UsageError("scaling needs two recordings or more", hint="the first is the baseline")
     if work not in ("step", "run"):
         raise UsageError(f"work is 'step' or 'run', not {work!r}")
-    return scale([_loaded(recording) for recording in recordings], work)
+    return scale([_loaded(recording) for recording in recordings], work, network)
 
 
 class ReportDocument(dict[str, Any], Displayed):

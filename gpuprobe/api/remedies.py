@@ -207,7 +207,7 @@ class RemedyTrials:
         try:
             before = self._before(deadline)
             if before.failed:
-                return UntriedRemedy(f"without it the program is not measured: {before.failed}")
+                return UntriedRemedy(f"the unchanged program cannot be measured: {before.failed}")
             self._progress(f"trying a remedy, {max(0.0, deadline - time.monotonic()):.0f} s left")
             figures = self._run(made, deadline)
         except EnvironmentUnavailable as error:

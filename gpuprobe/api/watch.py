@@ -704,6 +704,7 @@ def summary(output: Path, width: int = 80, *, gpu: str = "") -> list[str]:
         head_of,
         main_cause,
     )
+    from gpuprobe.reporters.sections.report.ranks import children_line
     from gpuprobe.reporters.terminal import Style
     from gpuprobe.reporters.text import draw
 
@@ -720,6 +721,7 @@ def summary(output: Path, width: int = 80, *, gpu: str = "") -> list[str]:
     elif report.peak.measure is not None:
         first, *rest = draw.lines([headline(report)], style)
         lines += [f"peak: {first}", *rest]
+        lines += [f"also: {children_line(report)}"] if report.children else []
         labelled = [("cause", head.cause), ("fix", head.fix), ("saves", head.saves)]
         if not failed and main_cause(report) is None:
             labelled = [("try", head.fix)]

@@ -8,6 +8,7 @@ suggestion has its evidence. They are sorted by the amount of memory that they a
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
@@ -24,8 +25,9 @@ from gpuprobe.model.memory import Category
 from gpuprobe.model.needs import Need
 from gpuprobe.model.place import Place, SourceLine
 from gpuprobe.model.rules import define
+from gpuprobe.model.run.recording import ChildProcess
 from gpuprobe.model.run.session import DeviceWindow
-from gpuprobe.model.text import human_bytes
+from gpuprobe.model.text import human_bytes, plural
 from gpuprobe.model.trace import GRAD_OFF, GRAD_ON, MemoryTrace
 from gpuprobe.model.values import Unavailable
 
@@ -63,12 +65,15 @@ class AdviceFacts:
 
     ``when`` describes the moment of ``mark``: the peak, or the high water mark of another step.
     ``trains``: whether the peak is that of training, in which activations have to be kept.
+    ``children``: the processes that the program started and that used a GPU, by the path of their
+    recording.
     """
 
     site: PeakSite
     mark: HighWater | Unavailable
     when: str = "the peak"
     trains: bool = True
+    children: Mapping[str, ChildProcess] = field(default_factory=dict)
     shares: dict[Category, int] = field(init=False, default_factory=dict)
     loss: Mapping[Category, int] = field(init=False, default_factory=dict)
     """The part of ``shares`` that has as many elements as the log-probabilities of a loss."""
@@ -483,6 +488,9 @@ def _optimizer_state(evidence: AdviceFacts) -> Iterator[Suggestion]:
 def _unused_gpu(evidence: AdviceFacts) -> Iterator[Suggestion]:
     if not evidence.on_cpu:
         return
+    if evidence.children:
+        yield _used_by_others(evidence.children)
+        return
     text = "Move the model and its data to the GPU, if torch.cuda.is_available()."
     reason = "the program allocated nothing on the simulated GPU"
     end = evidence.site.rank.end
@@ -490,6 +498,25 @@ def _unused_gpu(evidence: AdviceFacts) -> Iterator[Suggestion]:
         text = f"Run it again without the {end.error.type}."
         reason += " before it ended"
     yield Suggestion("unused-gpu", text, "", reason, 0)
+
+
+def _used_by_others(children: Mapping[str, ChildProcess]) -> Suggestion:
+    """To read the recording of the process that allocated most."""
+
+    def allocated(path: str) -> int:
+        peaks = (peak.allocated for peak in children[path].peaks)
+        return max(
+            (peak.at_least for peak in peaks if not isinstance(peak, Unavailable)), default=0
+        )
+
+    largest = max(children, key=allocated)
+    count = plural(len(children), "process")
+    reason = (
+        f"the program allocated nothing on the simulated GPU, but {count} that it started did, "
+        f"at most {human_bytes(allocated(largest))}"
+    )
+    text = f"Read what the process allocated: gpuprobe report {shlex.quote(largest)}"
+    return Suggestion("unused-gpu", text, "", reason, 0)
 
 
 def _untraced(evidence: AdviceFacts) -> Iterator[Suggestion]:

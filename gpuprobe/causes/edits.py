@@ -84,6 +84,23 @@ def candidates(cause: Diagnosed, path: str, text: ProgramText) -> list[EditCandi
     return found
 
 
+def backward_of_a_part(holder: Holder | None, text: ProgramText) -> str:
+    """The place of a backward pass, if each line of a file that stores graphs in a container may
+    store the one of which the backward pass comes; "" otherwise.
+    """
+    if holder is None or holder.container is None:
+        return ""
+    name, places = stored_name(holder), set()
+    for line in _lines_with(text, name):
+        if stored_as(text, line, name):
+            done = apply(text, [Detach(line, every=True)])
+            if not isinstance(done, Refused):
+                return ""
+            if done.reason is Refusal.NEEDED_BY_BACKWARD:
+                places.add(done.detail)
+    return min(places, default="")
+
+
 def without_option(text: ProgramText, option: str) -> Iterator[Edit]:
     """The edits that remove an option from allocator settings in a file."""
     for line in _lines_with(text, option):
@@ -165,18 +182,23 @@ def _clones(place: _Place) -> Iterator[Edit]:
 
 def _without_gradients(place: _Place) -> Iterator[Edit]:
     """``no_grad`` for the function that calls the model, for each loop around the call, the
-    outermost first, and for the call alone. `candidates` leaves out those around a backward pass.
+    outermost first, and for the call alone; then for the calls of that function, which training may
+    call, too. `candidates` leaves out those around a backward pass.
     """
-    for call in place.text.statements(place.kept)[:1]:
-        around: list[int] = []
-        for node in place.text.ancestors(call):
-            if isinstance(node, LOOPS):
-                around.insert(0, node.lineno)
-            elif isinstance(node, FUNCTIONS):
-                yield NoGrad(node.lineno, node.lineno)
-                break
-        for line in (*around, place.kept):
-            yield NoGrad(line, line)
+    frames = [frame for frame in place.group.main.frames if frame.filename == place.path]
+    lines = [frame.line for frame in frames]
+    outer = lines[lines.index(place.kept) + 1 :] if place.kept in lines else []
+    for line in (place.kept, *outer):
+        for call in place.text.statements(line)[:1]:
+            around: list[int] = []
+            for node in place.text.ancestors(call):
+                if isinstance(node, LOOPS):
+                    around.insert(0, node.lineno)
+                elif isinstance(node, FUNCTIONS):
+                    yield NoGrad(node.lineno, node.lineno)
+                    break
+            for first in (*around, line):
+                yield NoGrad(first, first)
 
 
 def _optimizers(place: _Place) -> Iterator[Edit]:

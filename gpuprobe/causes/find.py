@@ -262,9 +262,18 @@ def _unneeded(
         for rule in (*((exceptions.diagnose,) if failed else RULES), *last):
             answer = rule(group)
             if isinstance(answer, Answer):
-                alone = FreedEarly(traced, event, group.blocks, {}, {})
+                everywhere = group.of_evaluations
+                alone = FreedEarly(traced, event, group.blocks, {}, {}, evaluations=everywhere)
                 kept = [*group.blocks, *_by_graphs_alone(group, blocks, holders)]
-                replay = FreedEarly(traced, event, kept, holders, others or {}, remedy_of(answer))
+                replay = FreedEarly(
+                    traced,
+                    event,
+                    kept,
+                    holders,
+                    others or {},
+                    remedy_of(answer),
+                    evaluations=everywhere,
+                )
                 yield Diagnosed(
                     group,
                     answer,

@@ -24,11 +24,19 @@ LEAST_EFFECT = 0.05
 moment later. Memory to which no name leads, only objects in a cycle, is worth a cause from that on:
 no program needs it. So are copies (`copied`)."""
 
+LEAST_BYTES = 1 << 20
+"""The bytes that a remedy has to save, in addition to `LEAST_EFFECT`: half a segment of small
+blocks (``kSmallBuffer`` in c10/core/AllocatorConfig.h is 2 MiB), below which the memory that is
+reserved is likely to stay the same."""
+
 OF_A_MODEL = frozenset((Category.PARAMETER, Category.BUFFER))
 
 _COPIED = 8
 """How many tensors of one line are more than variables of the iteration before."""
 
+
+_OF_EVALUATIONS = (None, Kept.SAVED)
+"""The key of what graphs of forward passes in eval mode keep."""
 
 _NAMED = (HolderRoot.LOCAL, HolderRoot.GLOBAL, HolderRoot.CLASS)
 _CONTAINERS = {"dict", "list", "tuple", "set", "deque", "cell"}
@@ -93,6 +101,10 @@ class HeldGroup:
     tensors: int
     chosen: HeldBlock | None = None
     """The block whose line is named, if that is not one of the line that made the most."""
+    several: bool = False
+    """Whether several variables hold parts, and not the holder alone."""
+    of_evaluations: bool = False
+    """Whether it is all that graphs of forward passes in eval mode keep."""
 
     @property
     def bytes(self) -> int:
@@ -130,6 +142,11 @@ class HeldGroup:
     def never_used(self) -> bool:
         """Whether most of it is never used at all."""
         return 2 * sum(b.bytes for b in self.blocks if b.need is Need.NEVER) > self.bytes
+
+
+def is_evaluation(phase: str) -> bool:
+    """Whether a phase is one of forward passes in eval mode."""
+    return phase.partition("/")[0] == "evaluation"
 
 
 def blocks_at(lives: Biographies, event: int, *, failed: bool = False) -> list[HeldBlock]:
@@ -240,11 +257,19 @@ def groups_of(
             name = holder.path[0].label if holder.path else ""
             graph = holder.kept in (Kept.SAVED, Kept.VARIABLE)
             weight = graph and block.category in OF_A_MODEL  # which keeps it as well
-            key = (early, holder.root, holder.function, name, weight)
+            key = (early, holder.root, *_frame(holder), name, weight)
+            if graph and not (early or holder.container) and is_evaluation(block.phase):
+                key = _OF_EVALUATIONS  # each variable may keep a part of one forward pass
         found.setdefault(key, []).append(block)
     groups = [
-        HeldGroup(tuple(members), _main_holder(members, holders), tensors)
-        for members in found.values()
+        HeldGroup(
+            tuple(members),
+            _main_holder(members, holders),
+            tensors,
+            several=key == _OF_EVALUATIONS and len({holders[b.row].owner for b in members}) > 1,
+            of_evaluations=key == _OF_EVALUATIONS,
+        )
+        for key, members in found.items()
     ]
     groups = list(_joined(groups))
     for group in sorted(groups, key=lambda group: -group.bytes):
@@ -252,6 +277,12 @@ def groups_of(
         share = LEAST_EFFECT if cycle or _copies_alone(group) else LEAST
         if group.share >= share:
             yield group
+
+
+def _frame(holder: Holder) -> tuple[object, ...]:
+    """The frame of a local variable: several functions of a file may have one name."""
+    local = holder.root is HolderRoot.LOCAL
+    return (holder.function, *((holder.file, holder.line) if local else ()))
 
 
 def _copies_alone(group: HeldGroup) -> bool:

@@ -28,6 +28,33 @@ def storing_lines(text: ProgramText, name: str, function: str | None = None) -> 
     return set(_assigned(_in_scope(text.tree, function, name), name))
 
 
+def is_limited(texts: Iterable[ProgramText], name: str) -> bool:
+    """Whether each line of some files that stores an element in a container of a name depends on
+    how many it has: as in a pool of images, which does not grow when it is full.
+    """
+    stores = [(text, line) for text in texts for line in set(_elements(text.tree, name))]
+    return bool(stores) and all(
+        any(
+            isinstance(node, (ast.If, ast.While)) and _compares_length(node.test, name)
+            for statement in text.statements(line)
+            for node in text.ancestors(statement)
+        )
+        for text, line in stores
+    )
+
+
+def _compares_length(test: ast.expr, name: str) -> bool:
+    return any(
+        isinstance(value, ast.Call)
+        and isinstance(value.func, ast.Name)
+        and value.func.id == "len"
+        and any(_name(argument) == name for argument in value.args)
+        for compared in ast.walk(test)
+        if isinstance(compared, ast.Compare)
+        for value in (compared.left, *compared.comparators)
+    )
+
+
 def _in_scope(tree: ast.Module, function: str, name: str) -> Iterator[ast.AST]:
     """The nodes of the functions of a name; for ``""`` of the module, and of functions in which the
     variable is its.

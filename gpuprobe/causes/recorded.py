@@ -20,7 +20,7 @@ from gpuprobe.analysis.peak.peaks import HighWater, PeakSite, by_category, live_
 from gpuprobe.analysis.trace.ledger import ledger_of
 from gpuprobe.causes.answer import Answer, EditKind
 from gpuprobe.causes.find import NO_GRAD, Diagnosed, causes_at
-from gpuprobe.causes.groups import LEAST_EFFECT, HeldBlock, HeldGroup
+from gpuprobe.causes.groups import LEAST_BYTES, LEAST_EFFECT, HeldBlock, HeldGroup, is_evaluation
 from gpuprobe.causes.replays import RunPeak, over_all_steps
 from gpuprobe.causes.rules import cycles, graphs
 from gpuprobe.causes.rules.gradients import LATE_GRADIENTS
@@ -155,7 +155,12 @@ def causes_in(site: PeakSite, mark: HighWater) -> tuple[MemoryCause, ...] | Unav
         lives = _Failed(mark, _begin_of_step_before(site, mark))
     every = certain_causes(site, lives, causes_at(lives, event, holders, otherwise=unneeded))
     chosen = over_steps(site, mark, list(islice(every, _MOST)))
-    return tuple(cause_of(one, replayed(one, mark.allocated)) for one in chosen)
+    effects = [replayed(one, mark.allocated) for one in chosen]
+    return tuple(
+        cause_of(one, effect)
+        for one, effect in zip(chosen, effects, strict=True)
+        if saved_bytes(effect, one.group.bytes) >= LEAST_BYTES
+    )
 
 
 def over_steps(
@@ -188,6 +193,16 @@ def replayed(diagnosed: Diagnosed, peak: int) -> Effect:
     return Effect(
         Certainty.REPLAYED, peak, diagnosed.without, diagnosed.assumed, bound=diagnosed.bound
     )
+
+
+def saved_bytes(effect: Effect, held: int) -> int:
+    """The bytes that a change saves; if that is unknown, or a lower bound, those of the cause's
+    memory, ``held``, if that is more.
+    """
+    if isinstance(effect.after, Unavailable):
+        return held
+    saved = effect.before - effect.after
+    return max(saved, held) if effect.bound is Bound.OR_LESS else saved
 
 
 def certain_causes(
@@ -283,7 +298,7 @@ def _certain(
         instead = graphs.diagnose(group) or cycles.diagnose(group) or unneeded(group)
         if 2 * kept > group.bytes and isinstance(instead, Answer):
             return found.answered(instead)
-    evaluated = sum(b.bytes for b in group.blocks if _is_evaluation(b.phase))
+    evaluated = sum(b.bytes for b in group.blocks if is_evaluation(b.phase))
     replaced = found.answer.rule in (UNNEEDED, "kept-graph")
     if replaced and evaluation is not None and 2 * evaluated > group.bytes:
         called = evaluation.location
@@ -293,7 +308,7 @@ def _certain(
             Answer(
                 EVALUATION,
                 f"{human_bytes(group.bytes)} from {group.main.made_at} are kept by "
-                f"{_graph_of(group.holder)} for a backward pass that does not come: an evaluation "
+                f"{_graph_of(group)} for a backward pass that does not come: an evaluation "
                 f"runs with gradients{at}",
                 "run it without gradients",
                 NO_GRAD,
@@ -311,12 +326,18 @@ def _certain(
     return found
 
 
-def _graph_of(holder: Holder | None) -> str:
+def _graph_of(group: HeldGroup) -> str:
     """The graph that saved memory, by the variable whose graph it is."""
+    holder = group.holder
     if holder is None or holder.root not in _NAMED or ".grad_fn" not in holder.name:
         return "autograd graphs"
     where = f" in {holder.function}" if holder.function else ""
-    return f"the autograd graph of {holder.name.partition('.grad_fn')[0]}{where}"
+    name = f"{holder.name.partition('.grad_fn')[0]}{where}"
+    return (
+        f"the autograd graphs of {name} and others"
+        if group.several
+        else (f"the autograd graph of {name}")
+    )
 
 
 def unneeded(group: HeldGroup) -> Answer | None:
@@ -638,7 +659,7 @@ def _without_gradients(mark: HighWater) -> int:
 def _evaluated(site: PeakSite) -> tuple[int, str] | None:
     """What an evaluation with gradients took at the peak, and the sentence."""
     finding = _with_gradients(site)
-    if finding is None or site.step is None or not _is_evaluation(site.phase):
+    if finding is None or site.step is None or not is_evaluation(site.phase):
         return None
     phases = [one for one in site.step.phases if one.path == EVALUATION]
     windows = [window_of(one.windows, site.device) for one in phases]
@@ -657,10 +678,6 @@ def _evaluated(site: PeakSite) -> tuple[int, str] | None:
 def _with_gradients(site: PeakSite) -> Finding | None:
     found = site.rank.findings
     return next((one for one in found if one.rule == WITH_GRADIENTS.id), None)
-
-
-def _is_evaluation(phase: str) -> bool:
-    return phase.partition("/")[0] == EVALUATION
 
 
 def _after_training(site: PeakSite) -> tuple[int, str] | None:

@@ -24,7 +24,7 @@ from typing import Final, NamedTuple, TypeAlias
 from gpuprobe.analysis.peak.needs import Biographies
 from gpuprobe.analysis.peak.peaks import PeakSite
 from gpuprobe.analysis.trace.ledger import ledger_of
-from gpuprobe.causes.groups import HeldBlock, ProgramStacks
+from gpuprobe.causes.groups import HeldBlock, ProgramStacks, is_evaluation
 from gpuprobe.causes.live_memory import Excess, LiveMemory
 from gpuprobe.errors import DataError
 from gpuprobe.model.memory import Category
@@ -72,6 +72,17 @@ class KindedTrace:
                 size if strings[name] in self.several else 0,
             )
             for stack, name, module, size in zip(*columns, ledger.requested, strict=True)
+        ]
+
+    @cached_property
+    def kinds_of_evaluations(self) -> list[Kind]:
+        """The kinds, with those of forward passes in eval mode alike, wherever they are called."""
+        ledger = self.lives.ledger
+        phases, strings = ledger.column("made_phase"), ledger.trace.stacks.strings
+        evaluations = {code for code in set(phases) if is_evaluation(strings[code])}
+        return [
+            (_innermost(kind), *kind[1:]) if phase in evaluations else kind
+            for kind, phase in zip(self.kinds, phases, strict=True)
         ]
 
     def left(self, function: tuple[str, str], event: int) -> int:
@@ -185,14 +196,17 @@ class FreedEarly(Replay):
         holders: Mapping[int, Holder],
         others: Mapping[int, Holder],
         remedy: Remedy = Remedy.RELEASED,
+        *,
+        evaluations: bool = False,
     ) -> None:
         self.main = traced
+        self._evaluations = evaluations
         self._event = event
         self._blocks = blocks
         self._holders = holders
         self._others = others
         self._remedy = remedy
-        kinds = traced.kinds
+        kinds = self._kinds(traced)
         self._waiting = {kinds[block.row] for block in blocks if block.need is Need.NOT_YET}
         rows = [block.row for block in blocks if kinds[block.row] not in self._waiting]
         self._rows = set(rows).difference(self._stay(rows))
@@ -208,12 +222,23 @@ class FreedEarly(Replay):
 
     def with_remedy(self, remedy: Remedy) -> FreedEarly:
         """The same blocks, with another remedy."""
-        return FreedEarly(self.main, self._event, self._blocks, self._holders, self._others, remedy)
+        return FreedEarly(
+            self.main,
+            self._event,
+            self._blocks,
+            self._holders,
+            self._others,
+            remedy,
+            evaluations=self._evaluations,
+        )
+
+    def _kinds(self, traced: KindedTrace) -> list[Kind]:
+        return traced.kinds_of_evaluations if self._evaluations else traced.kinds
 
     def _stay(self, rows: Sequence[int]) -> Iterator[int]:
         """The rows that are not freed at the peak."""
         holders, others, remedy = self._holders, self._others, self._remedy
-        made, kinds = self.main.lives.made, self.main.kinds
+        made, kinds = self.main.lives.made, self._kinds(self.main)
         newest: dict[Kind, int] = {}
         for row in rows:
             own, other = holders.get(row), others.get(row)
@@ -254,7 +279,7 @@ class FreedEarly(Replay):
         """For each other tensor with a graph, the operator after which its graph begins, as the one
         before is detached there, and the one that made it.
         """
-        lives, kinds = self.main.lives, self.main.kinds
+        lives, kinds = self.main.lives, self._kinds(self.main)
         owners = {self._holders[b.row].owner for b in self._blocks if b.row in self._holders}
         detached: set[Kind] = set()
         ends = {lives.operator_at(self._event)}
@@ -277,7 +302,7 @@ class FreedEarly(Replay):
         """By kind, for how many operators after the one that made it something else holds a block,
         at least.
         """
-        lives, kinds = self.main.lives, self.main.kinds
+        lives, kinds = self.main.lives, self._kinds(self.main)
         now, made = lives.operator_at(self._event), lives.made
         newest: dict[Kind, int] = dict.fromkeys(self._waiting, now)
         for row in self._rows:
@@ -302,7 +327,7 @@ class FreedEarly(Replay):
         on the lines of these blocks by another call, and were freed before the event: whether the
         same thing kept them is unknown.
         """
-        lives, kinds = self.main.lives, self.main.kinds
+        lives, kinds = self.main.lives, self._kinds(self.main)
         running = self.running(self.main)
         moment = running.index(max(running)) - 1
         starts, ends, sizes = self.changed(self.main)
@@ -327,7 +352,7 @@ class FreedEarly(Replay):
         ledger, early, operator = lives.ledger, lives.ends_of_use(), lives.operator
         before = lives.operator_at(-1)
         ends = list(ledger.freed)
-        for row, kind in enumerate(traced.kinds):
+        for row, kind in enumerate(self._kinds(traced)):
             held = self._held.get(kind)
             if held is None:
                 continue
@@ -343,7 +368,7 @@ class FreedEarly(Replay):
             for row in lives.needs(self._event):
                 if row in self._rows:
                     ends[row] = min(ends[row], max(self._event, ledger.start[row] + 1))
-                elif traced.kinds[row] not in self._waiting and self._is_kept(row):
+                elif self._kinds(traced)[row] not in self._waiting and self._is_kept(row):
                     ends[row] = max(ends[row], min(self._event + 1, ledger.freed[row]))
         self._until_next(traced, starts, ends)
         return ends
@@ -355,7 +380,7 @@ class FreedEarly(Replay):
         if not self._waiting:
             return ledger.start
         starts = list(ledger.start)
-        for row, kind in enumerate(traced.kinds):
+        for row, kind in enumerate(self._kinds(traced)):
             if kind in self._waiting:
                 first = bisect_left(lives.operator, lives.first[row])
                 starts[row] = max(starts[row], first) if lives.used_here(row) else ledger.events
@@ -365,9 +390,9 @@ class FreedEarly(Replay):
         """What no longer waits is the value of a variable until the next one is made."""
         freed = traced.lives.ledger.freed
         following: dict[Kind, int] = {}
-        rows = [row for row, kind in enumerate(traced.kinds) if kind in self._waiting]
+        rows = [row for row, kind in enumerate(self._kinds(traced)) if kind in self._waiting]
         for row in sorted(rows, key=starts.__getitem__, reverse=True):
-            kind = traced.kinds[row]
+            kind = self._kinds(traced)[row]
             if kind in following:
                 ends[row] = min(freed[row], max(ends[row], following[kind] + 1))
             following[kind] = starts[row]

@@ -31,7 +31,7 @@ class Sorted(NamedTuple):
 
 def sort_options(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> Sorted:
     """Move the options that ``parser`` knows, and the script does not have, from after the script
-    to before it: long ones, and short ones that take a value.
+    to before it: long ones, short ones that take a value, and ``-v``.
     """
     known = parser._option_string_actions  # argparse has no public list
     scripts_own = parser.get_default("scripts_own") or ()
@@ -58,7 +58,7 @@ def sort_options(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> S
             if word == "-m":
                 script_words += arguments[at : at + 1]
                 at += 1
-        elif action is not None and (not script_words or _may_follow(name, action)):
+        elif action is not None and (not script_words or _may_follow(name, action, text)):
             if script_words and text.has(name):
                 scripts.append(name)
                 script_words.append(word)
@@ -78,10 +78,12 @@ def sort_options(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> S
     return Sorted([*own, *script_words], tuple(scripts), tuple(moved) if mixed else ())
 
 
-def _may_follow(name: str, action: argparse.Action) -> bool:
-    """Whether an option after the script may be gpuprobe's: not ``-m``, nor ``-h`` and ``-v``,
-    which a script may have without naming them.
+def _may_follow(name: str, action: argparse.Action, text: _Text) -> bool:
+    """Whether an option after the script may be gpuprobe's: not ``-m``, nor ``-h``, and ``-v`` of
+    some, which a script may have without naming them.
     """
+    if name == "-v":
+        return text.names_its_options
     return name.startswith("--") or (name != "-m" and action.nargs != 0)
 
 
@@ -89,6 +91,9 @@ _FROM_NAMES: Final = re.compile(
     r"\b(click|fire|HfArgumentParser|jsonargparse|simple_parsing|tyro|typer)\b"
 )
 """Libraries that make options from the names of fields or parameters."""
+
+_VERBOSE: Final = re.compile(r"\b(absl|pytest|unittest)\b")
+"""Libraries whose programs have ``-v`` without naming it."""
 
 _IMPORT: Final = re.compile(r"^\s*(?:from|import)\s+(\w[\w.]*)", re.MULTILINE)
 
@@ -104,15 +109,25 @@ class _Text:
 
     def has(self, option: str) -> bool:
         """Whether the script probably has this option."""
-        if self._text is None:
-            self._text = self._read()
-        if re.search(rf"{re.escape(option)}(?![\w-])", self._text):
+        text = self._read()
+        if re.search(rf"{re.escape(option)}(?![\w-])", text):
             return True
         name = re.escape(option[2:]).replace(r"\-", "[-_]")
-        from_names = _FROM_NAMES.search(self._text) is not None
-        return from_names and re.search(rf"\b{name}\b\s*[:=]", self._text) is not None
+        from_names = _FROM_NAMES.search(text) is not None
+        return from_names and re.search(rf"\b{name}\b\s*[:=]", text) is not None
+
+    @property
+    def names_its_options(self) -> bool:
+        """Whether ``-v`` is in the text if the script has it."""
+        text = self._read()
+        return bool(text) and not _VERBOSE.search(text) and not _FROM_NAMES.search(text)
 
     def _read(self) -> str:
+        if self._text is None:
+            self._text = self._texts()
+        return self._text
+
+    def _texts(self) -> str:
         path = Path(self._script)
         if path.suffix != ".py":
             return ""

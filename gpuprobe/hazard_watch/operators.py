@@ -32,6 +32,7 @@ class Plan:
         "launches",
         "like",
         "name",
+        "operator",
         "reason",
         "results",
         "rows",
@@ -42,6 +43,7 @@ class Plan:
     )
 
     def __init__(self, func: OpOverload) -> None:
+        self.operator = func  # kept, so that no other one gets its identity
         schema = func._schema
         self.name = schema.name.rpartition("::")[2]
         also = ALSO_WRITTEN.get(self.name, ())

@@ -90,14 +90,6 @@ def _by_place(accesses: _Accesses) -> tuple[_Accesses, _Accesses]:
     return pinned, device
 
 
-class _Plans(dict[OpOverload, Plan]):
-    """Plans by operator, each created at its first use."""
-
-    def __missing__(self, func: OpOverload) -> Plan:
-        plan = self[func] = Plan(func)
-        return plan
-
-
 _P = ParamSpec("_P")
 
 
@@ -124,7 +116,8 @@ class EventSource(StreamSource):
     def __init__(self) -> None:
         super().__init__()
         self.arrays = 0  # NumPy arrays over pinned memory
-        self._plans = _Plans()
+        self._plans: dict[int, Plan] = {}
+        """By identity: operators have a hash in Python, which takes as long as a view."""
         self.collectives = Collectives(self)
         self.processes = Processes(self)
         self.compiled_calls = 0
@@ -220,6 +213,9 @@ class EventSource(StreamSource):
     ) -> None:
         """An operator returned after ``seconds`` of the host's time."""
         self._elapsed = seconds
+        plan = self._plans.get(id(func))
+        if plan is None:
+            plan = self._plans[id(func)] = Plan(func)
         self._leaves_used(args, kwargs)
         index = self.device_of(args, kwargs, result)
         if index >= 0:
@@ -228,15 +224,15 @@ class EventSource(StreamSource):
                 self._tag_new(args, made=False)
                 self._tag_new(kwargs.values(), made=False)
                 self._tag_new((result,), made=True)
-            name = self._plans[func].name
+            name = plan.name
             if name == "lift_fresh":
                 self._lifted(result, index)
             else:
-                self.device_op(func, args, kwargs, result, index)
+                self.device_op(plan, func, args, kwargs, result, index)
                 if name in _PASSING_INTEGERS and not kwargs.get("alpha"):
                     self._record_integers(name, args, result)
         else:
-            self.host_op(func, args, kwargs, result)
+            self.host_op(plan, func, args, kwargs, result)
 
     def _leaves_used(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.is_grad_enabled():
@@ -271,13 +267,13 @@ class EventSource(StreamSource):
 
     def device_op(
         self,
+        plan: Plan,
         func: OpOverload,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         result: Any,
         index: int,
     ) -> None:
-        plan = self._plans[func]
         self.collectives.continued()
         if self.collectives.waiting is not None and self.collectives.finishing():
             return
@@ -575,12 +571,16 @@ class EventSource(StreamSource):
         self._host_accesses(pinned, True, "copy", site)
 
     def host_op(
-        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+        self,
+        plan: Plan,
+        func: OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
     ) -> None:
         """An operator on host memory: uses of pinned buffers and of tensors in a collective are
         checked.
         """
-        plan = self._plans[func]
         self.collectives.continued()
         if func.namespace == "c10d":
             self.collectives.on_host(func, args, plan.written, result, site_at_hand())

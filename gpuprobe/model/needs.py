@@ -89,7 +89,9 @@ class NeedLine:
 
 @record(frozen=True)
 class NeedModule:
-    """The blocks in one state that one module made; ``key`` is its name, or why there is none."""
+    """The blocks in one state that a module made; ``key`` is its name, with ``*`` for the numbers
+    of layers that repeat, or why there is none.
+    """
 
     key: str
     bytes: int

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -18,7 +18,7 @@ from gpuprobe.errors import DataError, ProgramFailed, UsageError
 from gpuprobe.model.io.codec import from_plain
 from gpuprobe.model.plans.assumptions import Assumptions
 from gpuprobe.model.plans.fit import Fit, FitChoice, FitSuggestion, Trial
-from gpuprobe.model.plans.request import EstimateRequest
+from gpuprobe.model.plans.request import EstimateRequest, PriceList
 from gpuprobe.model.plans.step_time import StepTime, cost_of, speed_fields
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
@@ -82,14 +82,18 @@ def fit_program(
         for name in gpus
         for count in ranks or (request.ranks,)
     ]
+    several = len(cases) > 1 or bool(request.prices.by_gpu)
     with EstimateServer() as estimate:
         searches: list[_CaseSearch] = []
         start = parameter.value
         for case in cases:
             label = _label(case) if len(cases) > 1 else ""
             runner = _Runner(estimate.within, argument, notify, label, deadline)
-            one = _CaseSearch(runner, case, least, most)
-            guess = _guess(searches, case)
+            alike = searches[-1].without_effect if searches else ()
+            if alike:  # nor have they on another GPU
+                most = searches[-1].largest
+            one = _CaseSearch(runner, case, least, most, alike)
+            guess = most if alike else _guess(searches, case)
             searches.append(one)
             one.search(start if guess is None else guess, near=guess is not None)
             start = one.largest or start
@@ -118,7 +122,7 @@ def fit_program(
             not_tried=tuple(left_out),
             interrupted=stopped == _INTERRUPTED,
             out_of_time=bool(stopped) and stopped != _INTERRUPTED,
-            choices=tuple(one.choice() for one in searches) if len(cases) > 1 else (),
+            choices=tuple(one.choice() for one in searches) if several else (),
         )
 
 
@@ -227,8 +231,16 @@ class Deadline:
 class _CaseSearch:
     """The search for the largest value of one case, and its trials."""
 
-    def __init__(self, runner: _Runner, case: EstimateRequest, least: int, most: int) -> None:
+    def __init__(
+        self,
+        runner: _Runner,
+        case: EstimateRequest,
+        least: int,
+        most: int,
+        without_effect: tuple[int, ...] = (),
+    ) -> None:
         self.runner = runner
+        self._without_effect = without_effect
         self.case = case
         self.error: ProgramFailed | DataError | None = None
         self.stopped = ""
@@ -294,7 +306,14 @@ class _CaseSearch:
     @property
     def largest(self) -> int:
         """The largest value that fits; 0 if none does."""
-        return max((value for value, trial in self._tried.items() if trial.fits), default=0)
+        fitting, _ = _fitting(self._tried.values())
+        return fitting[-1].value if fitting else 0
+
+    @property
+    def without_effect(self) -> tuple[int, ...]:
+        """The values above `largest` that have no effect."""
+        _, alike = _fitting(self._tried.values())
+        return alike or (self._without_effect if self.largest == self._bounds[1] else ())
 
     def choice(self) -> FitChoice:
         trial = self._tried.get(self.largest) or next(iter(self._tried.values()), None)
@@ -321,7 +340,12 @@ class _CaseSearch:
 
     def result(self, **rest: Any) -> Fit:
         least, most = self._bounds
-        fields = {"suggestions": (), "not_tried": (), **rest}
+        fields = {
+            "suggestions": (),
+            "not_tried": (),
+            "without_effect": self.without_effect,
+            **rest,
+        }
         return fit_of(
             self._tried,
             **self._gpu,
@@ -380,7 +404,11 @@ class _Runner:
 
     def document(self, case: EstimateRequest, value: int) -> Document:
         """The JSON document of one estimate, or ``{"error": ...}``. Raises OutOfTime."""
-        return self._deadline.run(self._estimate, replace(case, value=value))
+        return self._deadline.run(
+            self._estimate,
+            # The prices of all GPUs are no part of the estimate on one.
+            replace(case, value=value, prices=PriceList()),
+        )
 
     def trials(
         self,
@@ -523,16 +551,30 @@ def check_bounds(least: int, most: int) -> None:
 def fit_of(tried: Mapping[int, Trial], **rest: Any) -> Fit:
     """The result of a `search`; ``rest`` are the fields of `Fit` that do not follow from trials."""
     trials = tuple(sorted(tried.values(), key=lambda item: item.value))
-    fitting = [item for item in trials if item.fits]
+    fitting, alike = _fitting(trials)
     largest = fitting[-1].value if fitting else None
     return Fit(
         largest=largest,
         proof=fitting[-1] if fitting else None,
-        beyond=next((t for t in trials if largest is not None and t.value > largest), None),
+        beyond=next(
+            (t for t in trials if largest is not None and t.value > largest and not t.fits), None
+        ),
         trials=trials,
         unusual=_falling([item for item in trials if not item.failed]),
-        **rest,
+        **{"without_effect": alike, **rest},
     )
+
+
+def _fitting(trials: Iterable[Trial]) -> tuple[list[Trial], tuple[int, ...]]:
+    """The trials that fit, by value, and the values of the last ones, left out, that act as the one
+    before them.
+    """
+    fitting = sorted((trial for trial in trials if trial.fits), key=lambda trial: trial.value)
+    alike = 0
+    while len(fitting) > alike + 1 and fitting[-1 - alike].acts_as(fitting[-2 - alike]):
+        alike += 1
+    last = len(fitting) - alike
+    return fitting[:last], tuple(trial.value for trial in fitting[last:])
 
 
 def _falling(trials: Sequence[Trial]) -> tuple[int, ...]:
@@ -559,9 +601,9 @@ def search(
     needs of the last two values show that there is room; or halves it if that does not fit
     (``near``: adds 1, 4, 16, …, or subtracts that). Then searches between the bounds: at the
     intersection of the GPU's memory with the straight line through the needs at both bounds, and
-    every third time in the middle. ``coarse``: stop when the bounds are within this part of the
-    lower one (100: a hundredth). ``tried``, if given, contains known estimates, and gets every new
-    one.
+    every third time in the middle. Ends where a larger value has no effect. ``coarse``: stop when
+    the bounds are within this part of the lower one (100: a hundredth). ``tried``, if given,
+    contains known estimates, and gets every new one.
     """
     if tried is None:
         tried = {}
@@ -583,6 +625,8 @@ def search(
         further = high + step if near else _further(tried, before, high)
         before, low, high = high, high, min(most, further)
         step *= 4
+        if at(high).fits and at(high).acts_as(at(before)):
+            return tried  # nor does a larger value
     secants = 0
     while not at(high).fits and high - low > max(1, low // coarse if coarse else 1):
         if len(tried) >= _MOST_ESTIMATES:

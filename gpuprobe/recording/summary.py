@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 
 from gpuprobe.analysis.communication import communication_of
@@ -118,12 +118,15 @@ def summarize(
     growth = None if site is None else growth_of(site)
     found = forensics(site, sites)
     causes = _causes(site, shown, growth, found)
+    children = recording.load_children()
+    name = PurePath(recording.path).name
+    started = {f"{name}/{child.name}": child for child in children}
     return Report(
         recording=_recording(recording, statuses),
         environment=first.environment,
         session=first.session,
         ranks=tuple(map(_rank, recording.ranks, statuses)),
-        children=tuple(_child(child, is_running) for child in recording.load_children()),
+        children=tuple(_child(child, is_running) for child in children),
         devices=tuple(map(_device, sites)),
         peak=_peak(site, sites, mark, nearest),
         categories=categories_of(site, mark, nearest),
@@ -164,7 +167,7 @@ def summarize(
             for finding in all_findings(rank)
         ),
         blind_spots=blind_spots(recording, site, mark, statuses),
-        advice=_advice(site, shown, nearest, causes),
+        advice=_advice(site, shown, nearest, causes, started),
     )
 
 
@@ -409,12 +412,13 @@ def _advice(
     shown: HighWater | Unavailable,
     nearest: tuple[Step, HighWater] | None,
     causes: tuple[MemoryCause, ...] | Unavailable,
+    children: Mapping[str, ChildProcess],
 ) -> tuple[Suggestion, ...]:
     if site is None:
         return ()
     when = "the peak" if nearest is None else f"the high water mark of step {nearest[0].index}"
     trains = isinstance(causes, Unavailable) or all(one.rule != EVALUATION for one in causes)
-    return tuple(advise(AdviceFacts(site, shown, when, trains)))
+    return tuple(advise(AdviceFacts(site, shown, when, trains, children)))
 
 
 def _of_end(end: SessionEnd) -> Iterator[BlindSpot]:

@@ -158,7 +158,9 @@ def _is_without_grad(text: ProgramText, node: Statement) -> bool:
 
 
 def _backward_in(text: ProgramText, nodes: Iterable[ast.AST]) -> str:
-    """The place of a backward pass in these nodes, or in functions of the file that they call."""
+    """The place of a backward pass in these nodes, or in functions of the file that they call, or
+    pass to what they call.
+    """
     functions: dict[str, list[ast.AST]] = {}
     for node in ast.walk(text.tree):
         if isinstance(node, FUNCTIONS):
@@ -172,10 +174,18 @@ def _backward_in(text: ProgramText, nodes: Iterable[ast.AST]) -> str:
         name = called_name(node)
         if name in BACKWARD or name in ("requires_grad_", "checkpoint"):
             return f"{name} in line {node.lineno}"
-        if name in functions and name not in known:
-            known.add(name)
-            pending += [one for function in functions[name] for one in ast.walk(function)]
+        values = [*node.args, *(one.value for one in node.keywords)]
+        for called in {name, *map(_name_of, values)}.intersection(functions) - known:
+            known.add(called)
+            pending += [one for function in functions[called] for one in ast.walk(function)]
     return ""
+
+
+def _name_of(value: ast.AST) -> str:
+    """The last part of a name; "" of another expression."""
+    if isinstance(value, ast.Attribute):
+        return value.attr
+    return value.id if isinstance(value, ast.Name) else ""
 
 
 def _decorated(text: ProgramText, function: ast.FunctionDef) -> list[Replacement] | Refused:

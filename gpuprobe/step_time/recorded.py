@@ -19,6 +19,7 @@ from gpuprobe.step_time.predict import (
     timeline,
     timelines_together,
 )
+from gpuprobe.step_time.priced import PEERS
 from gpuprobe.step_time.prices import Prices, prices
 from gpuprobe.step_time.speeds import all_speeds
 
@@ -36,8 +37,8 @@ def step_time_of(
     """The time of the last whole step of a rank whose work was recorded.
 
     ``gpu``: its name in the catalogue, by default the one that was recorded. ``per_node``: ranks
-    on each node, by default up to 8. ``network``: GB/s of each GPU's network adapter, 0 if there is
-    none. Raises DataError for a damaged recording.
+    on each node, by default as many as the recorded process saw GPUs. ``network``: GB/s of each
+    GPU's network adapter, 0 if there is none. Raises DataError for a damaged recording.
     """
     chosen = _step_and_prices(rank, gpu, network)
     if isinstance(chosen, Unavailable):
@@ -47,17 +48,17 @@ def step_time_of(
     return time if isinstance(time, Unavailable) else _without_data(time, rank)
 
 
-def job_time_of(ranks: Sequence[RankRecording]) -> StepTime | Unavailable:
+def job_time_of(ranks: Sequence[RankRecording], network: float = 0.0) -> StepTime | Unavailable:
     """The time of the last whole step that all ranks of a job have, which are played together: see
     `step_time_of`. It is that of the slowest rank; of the first, alone, where the recording lacks a
     rank, or the groups of its collectives, which were not recorded before 2.11.
     """
     first = ranks[0]
-    job = _job(ranks)
+    job = _job(ranks, network)
     if isinstance(job, Unavailable):
         return job
     if job is None:
-        return step_time_of(first)
+        return step_time_of(first, network=network)
     index, steps, of_gpu = job
     times = predict_together(steps, index, of_gpu, per_node=_per_node(first))
     if isinstance(times, Unavailable):
@@ -91,7 +92,7 @@ def timelines_of(ranks: Sequence[RankRecording]) -> dict[int, tuple[str, list[Ti
     """By the rank, the GPU's name and the course of the step whose time `job_time_of` predicts;
     without the ranks that have none.
     """
-    job = _job(ranks)
+    job = _job(ranks, 0.0)
     if isinstance(job, Unavailable):
         return {}
     if job is not None:
@@ -112,7 +113,7 @@ def timelines_of(ranks: Sequence[RankRecording]) -> dict[int, tuple[str, list[Ti
 
 
 def _job(
-    ranks: Sequence[RankRecording],
+    ranks: Sequence[RankRecording], network: float
 ) -> tuple[int, dict[int, StepWork], Prices] | Unavailable | None:
     """The last whole step of all ranks: its index, its work by the rank, and the prices of their
     GPU. None where they cannot be played together.
@@ -122,7 +123,7 @@ def _job(
     steps: dict[int, dict[int, StepWork]] = {}
     gpus: dict[str, Prices] = {}
     for rank in ranks:
-        chosen = _steps_and_prices(rank, "", 0.0)
+        chosen = _steps_and_prices(rank, "", network)
         if isinstance(chosen, Unavailable):
             return chosen
         steps[rank.session.rank], of_gpu = chosen
@@ -138,12 +139,26 @@ def _job(
     return index, {rank: one[index] for rank, one in steps.items()}, gpus.popitem()[1]
 
 
+def represents_all(rank: RankRecording) -> bool:
+    """Whether a rank's last whole step may be that of each rank of its job: it sends nothing to a
+    particular rank, as the stages of a pipeline do.
+    """
+    chosen = _step_and_prices(rank, "", 0.0)
+    return isinstance(chosen, Unavailable) or not any(
+        work.kind is WorkKind.COLLECTIVE and work.variant in PEERS for work in chosen[1].works
+    )
+
+
 def _has_groups(step: StepWork) -> bool:
     return all(len(work.sizes) > 1 for work in step.works if work.kind is WorkKind.COLLECTIVE)
 
 
 def _per_node(rank: RankRecording) -> int:
-    return min(max(1, rank.session.world_size), _NODE)
+    """Ranks on a node: as many as a process sees GPUs; one that sees a single GPU may be one of up
+    to `_NODE`.
+    """
+    visible = sum(device.startswith("cuda") for device in rank.session.devices)
+    return min(max(1, rank.session.world_size), visible if visible > 1 else _NODE)
 
 
 def _step_and_prices(

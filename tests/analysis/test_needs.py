@@ -14,7 +14,7 @@ from gpuprobe.analysis.peak.needs import Biographies, needs_at
 from gpuprobe.analysis.peak.peaks import high_water
 from gpuprobe.analysis.trace.ledger import ledger_of
 from gpuprobe.model.memory import TraceAction
-from gpuprobe.model.needs import Need, NeedLine, NeedRow, NeedTable
+from gpuprobe.model.needs import Need, NeedLine, NeedModule, NeedRow, NeedTable
 from gpuprobe.model.place import NoPlace, Place
 from gpuprobe.model.trace import USE_COLUMNS, MemoryTrace, UsedLater
 from gpuprobe.model.values import Unavailable
@@ -312,3 +312,40 @@ def test_a_setting_for_workspaces_has_a_value_and_what_it_saves() -> None:
     text = _of_workspaces(8_519_680).smaller
     assert "CUBLAS_WORKSPACE_CONFIG=:16:8 makes each 128.0 KiB, 16.0 MiB less in all" in text
     assert "CUBLAS" not in _of_workspaces(128 << 10).smaller  # set already
+
+
+def test_modules_that_repeat_are_one() -> None:
+    lives = [Life(8 << layer, 1, [2, 9], None, later=True) for layer in range(4)]
+    trace = trace_of([*lives, Life(8, 5, [6], 9)])
+    string = trace.stacks.string
+    names = [string(f"net.layers.{layer}.up") for layer in range(4)]
+    trace.events.module.extend([0] * (len(trace.events) - len(trace.events.module)))
+    for row, name in enumerate(names):
+        trace.events.module[row] = name
+    table = needs_at(trace, 4)
+    assert isinstance(table, NeedTable)
+    (later,) = [row for row in table.rows if row.need == Need.LATER.value]
+    assert [(one.key, one.bytes, one.blocks) for one in later.modules] == [
+        ("net.layers.*.up", 8 * 15, 4)
+    ]
+
+
+@pytest.mark.parametrize(("in_modules", "told"), [(512, True), (1, False)])
+def test_modules_are_told_where_all_lines_are_one(in_modules: int, told: bool) -> None:
+    """Such as that which calls a Trainer."""
+    lines = tuple(
+        NeedLine(
+            Place("train.py", 9), 1024, 1, "activation", Place("train.py", 9), name, "backward"
+        )
+        for name in ("mm", "mul")
+    )
+    modules = (
+        NeedModule("net.*.up", in_modules, 1),
+        NeedModule("(no module)", 2048 - in_modules, 1),
+    )
+    for other, shown in ((lines, told), (lines[:1], False)):
+        size = 1024 * len(other)
+        row = NeedRow(Need.IN_USE.value, size, len(other), other, 0, modules)
+        parts = needs_parts(NeedTable(0, size, (row,), size), needed=True)
+        texts = [part.text for part in parts if isinstance(part, Line)]
+        assert any("in use now, by module: net.*.up" in text for text in texts) == shown

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuprobe.analysis.compare.diff import Diff, DiffRow, PeakDiff
-from gpuprobe.analysis.repeats import change_groups, line_names, module_names, share_groups
+from gpuprobe.analysis.repeated_names import line_names, module_names
+from gpuprobe.analysis.repeats import change_groups, share_groups
 from gpuprobe.api.render import render
 from gpuprobe.model.place import NoPlace, Place
 from gpuprobe.model.report import (

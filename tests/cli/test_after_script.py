@@ -55,6 +55,25 @@ def test_a_short_option_with_a_value(parser: argparse.ArgumentParser, tmp_path: 
     assert found.scripts == ("-o",)
 
 
+@pytest.mark.parametrize(
+    ("text", "ours"),
+    [
+        ("print(1)", True),
+        ("parser.add_argument('-v')", False),
+        ("unittest.main()", False),
+        ("import fire", False),
+        ("", False),
+    ],
+)
+def test_verbose_is_the_scripts_if_that_may_have_it(
+    parser: argparse.ArgumentParser, tmp_path: Path, text: str, ours: bool
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    args = parser.parse_args(sort_options(parser, [str(script), "-v"]).arguments)
+    assert (args.verbose, args.args) == (ours, [] if ours else ["-v"])
+
+
 def test_a_module(parser: argparse.ArgumentParser) -> None:
     found = sort_options(parser, ["--json", "-m", "package.train", "--gpu", "t4", "--lr", "1"])
     args = parser.parse_args(found.arguments)

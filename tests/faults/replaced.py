@@ -47,7 +47,8 @@ def counts_calls_of_os(run: Run) -> None:
     recording = os.environ["FAULTS_RECORDING"]  # another part deletes it, where there is one
 
     def counting(path: Any, *args: Any, **options: Any) -> int:
-        if not str(path).startswith(recording):
+        # torch's import opens os.devnull, in the program or, with --hazards, before it
+        if not str(path).startswith(recording) and path != os.devnull:
             paths.append(path)
         return original(path, *args, **options)
 

@@ -30,6 +30,18 @@ assert ranks != 3, "three ranks are not supported"
 shard = torch.empty(8 * 2**30 // ranks, dtype=torch.uint8, device="cuda")
 rows = [torch.empty(2**30, dtype=torch.uint8, device="cuda") for _ in range(ROWS)]
 """
+LOADED = """\
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+ROWS = 2
+model = torch.nn.Linear(4096, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for x, y in DataLoader(TensorDataset(torch.rand(24, 4096), torch.rand(24, 64)), ROWS):
+    optimizer.zero_grad()
+    (model(x.cuda()) - y.cuda()).square().mean().backward()
+    optimizer.step()
+"""
 GIB = 2**30
 
 
@@ -107,6 +119,32 @@ def test_the_table_of_choices_has_speed_and_cost() -> None:
         ("100 ms (80 to 150)", "160 to 300", "3.00 to 4.00", ""),  # 6 images of each of 4 ranks
         ("-", "-", "-", "no speeds are known of t4; no kernels"),
     ]
+
+
+def test_prices_and_data_that_end(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(LOADED)
+    words = ["fit", str(script), "--arg", "ROWS", "--gpu", "t4,l4", "--price", "t4=0.5,l4=1"]
+    done = warm_python.gpuprobe(*words)
+    assert done.returncode == 0, done.stderr
+    assert "ROWS 32 fits; larger values have no effect" in done.stdout
+    assert "a step gets as much data and needs as much memory" in done.stdout
+    costs = done.stdout.partition("cost\n")[2].splitlines()
+    assert [line.split()[0] for line in costs[:2]] == ["t4", "l4"], done.stdout
+    fitting = [line for line in done.stderr.splitlines() if line.startswith("gpuprobe: l4")]
+    assert len(fitting) == 1, fitting
+
+
+def test_the_cost_on_one_gpu(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(LOADED)
+    done = warm_python.gpuprobe(
+        "fit", str(script), "--arg", "ROWS", "--max", "4", "--gpu", "t4", "--price", "0.5"
+    )
+    assert "ROWS 4 is the largest that fits" in done.stdout, done.stderr
+    assert "cost: for a million samples" in done.stdout
+    done = warm_python.gpuprobe("fit", str(script), "--gpu", "t4", "--price", "0.5")
+    assert "--arg is missing" in done.stderr
 
 
 def test_a_price_of_another_gpu_is_refused(tmp_path: Path) -> None:

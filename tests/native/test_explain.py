@@ -430,6 +430,34 @@ for step in range(3):
 """
 
 
+ARGUMENT = """\
+import torch
+
+net = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+def measure(x):
+    total = x.sum()
+    del x
+    return torch.randn(192 * 1024, 64, device="cuda").sum() + total
+
+def train():
+    for step in range(3):
+        big = torch.randn(192 * 1024, 64, device="cuda")
+        total = measure(big)
+        net(torch.randn(64, 64, device="cuda")).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+train()
+"""
+
+
+def test_an_argument_of_the_call_in_progress_cannot_be_deleted(tmp_path: Path) -> None:
+    _, found = explain(tmp_path, ARGUMENT)
+    assert not found["causes"]
+
+
 def test_a_variable_that_ends_a_little_late_is_no_cause_and_is_named(tmp_path: Path) -> None:
     _, found = explain(tmp_path, LOGITS)
     assert found["causes"] == []
@@ -1279,6 +1307,16 @@ def test_a_program_without_a_step_in_the_time_is_one_line(tmp_path: Path) -> Non
     assert "--max-seconds 24" in done.stderr
 
 
+def test_a_program_that_was_stopped_before_it_used_the_gpu_is_not_told_to(tmp_path: Path) -> None:
+    program = "import torch\nwhile True:\n    torch.randn(64, 64) @ torch.randn(64, 64)\n"
+    (tmp_path / "train.py").write_text(program)
+    done = gpuprobe("explain", "--max-seconds", "16", "train.py", cwd=tmp_path)
+    assert done.stdout == ""
+    assert " in 8 s\n" in done.stderr
+    assert "hint: " in done.stderr
+    assert "--max-seconds 64" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("program", "code", "text"),
     [
@@ -1394,8 +1432,127 @@ def test_an_evaluation_is_one_cause(tmp_path: Path) -> None:
     _, found = explain(tmp_path, EVALUATIONS)
     evaluated = [one for one in found["causes"] if one["rule"] == "evaluation"]
     (cause,) = evaluated
-    assert cause["made_at"]["line"] in (10, 11)
+    assert cause["made_at"]["line"] in (10, 11, 22)  # the layers, and their input
     assert cause["effect"]["certainty"] == "tried"
+
+
+VALIDATION = """\
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(1024, 1024) for _ in range(8))
+
+    def attend(self, hidden):
+        scores = hidden @ hidden.t()
+        return scores.exp().mean(1)
+
+    def forward(self, x):
+        hidden = x
+        for layer in self.layers:
+            hidden = layer(hidden).tanh()
+        return self.attend(hidden)
+
+def run(net, x):
+    return net(x).mean()
+
+def validate(net):
+    net.eval()
+    for batch in range(3):
+        value = run(net, torch.randn(4096, 1024, device="cuda"))
+    net.train()
+
+net = Net().cuda()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(3):
+    optimizer.zero_grad()
+    run(net, torch.randn(8, 1024, device="cuda")).backward()
+    optimizer.step()
+validate(net)
+validate(net)  # of the same lines, called elsewhere
+"""
+
+
+def test_what_variables_of_several_functions_keep_of_an_evaluation_is_one_cause(
+    tmp_path: Path,
+) -> None:
+    _, found = explain(tmp_path, VALIDATION)
+    first = found["causes"][0]
+    assert first["rule"] == "evaluation"
+    assert "the autograd graphs of value in validate and others" in first["sentence"]
+    assert "+@torch.no_grad()\n def validate(net):" in first["effect"]["patch"]
+
+
+META = """\
+import torch
+from torch import nn
+
+net = nn.Sequential(nn.Linear(256, 1024), nn.Tanh(), nn.Linear(1024, 8)).cuda()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+def task():
+    losses = [0 for _ in range(6)]
+    for step in range(6):
+        losses[step] += net(torch.randn(4096, 256, device="cuda")).square().mean()
+    return losses[-1] / 6
+
+for step in range(3):
+    loss = task()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_of_the_losses_in_a_list_the_one_that_is_trained_keeps_its_graph(tmp_path: Path) -> None:
+    _, found = explain(tmp_path, META)
+    first = found["causes"][0]
+    assert first["rule"] == "kept-graphs"
+    assert "losses (a list of 6" in first["sentence"]
+    assert "each tensor" not in first["sentence"]
+    line = line_of(META, "loss.backward()")
+    assert f"Not all of them: line {line} runs the backward pass of one" in first["remedy"]
+    assert not first["code"]
+
+
+POOL = """\
+import random
+import torch
+from torch import nn
+
+class Pool:
+    def __init__(self, size):
+        self.size, self.images = size, []
+
+    def query(self, image):
+        if len(self.images) < self.size:
+            self.images.append(image)
+            return image
+        index = random.randrange(self.size)
+        old, self.images[index] = self.images[index].clone(), image
+        return old
+
+net = nn.Linear(1024, 1024).cuda()
+optimizer = torch.optim.Adam(net.parameters())
+pool = Pool(50)
+for step in range(12):
+    x = torch.randn(512, 1024, device="cuda")
+    pool.query(net(x)[:16].detach().clone())
+    loss = net(x).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_pool_that_is_not_full_yet_does_not_grow_without_end(tmp_path: Path) -> None:
+    _, found = explain(tmp_path, POOL)
+    assert all(cause["rule"] != "growth" for cause in found["causes"])
+    endless = POOL.replace("if len(self.images) < self.size:", "if image is not None:")
+    _, found = explain(tmp_path, endless)
+    assert "growth" in {cause["rule"] for cause in found["causes"]}
 
 
 CACHED_METHOD = """\
@@ -1537,6 +1694,48 @@ def test_a_part_of_which_adapters_are_trained_is_not_to_be_frozen(tmp_path: Path
     first = found["causes"][0]
     assert first["rule"] == "unread-gradients"
     assert not first["code"]  # nor torch.no_grad(), as gradients pass through it
+
+
+CRITICS = """\
+import torch
+from torch import nn
+
+class Critics(nn.Module):
+    def __init__(self):
+        super().__init__()
+        part = lambda: nn.Sequential(nn.Linear(256, 512), nn.Tanh(), nn.Linear(512, 1))
+        self.parts = nn.ModuleList(part() for _ in range(3))
+
+    def forward(self, real, fake):
+        return [(part(real), part(fake)) for part in self.parts]
+
+generator = nn.Linear(64, 256).cuda()
+critics = Critics().cuda()
+of_generator = torch.optim.SGD(generator.parameters(), lr=0.1)
+of_critics = torch.optim.SGD(critics.parameters(), lr=0.1)
+for _ in range(3):
+    real = torch.randn(8192, 256, device="cuda")
+    fake = generator(torch.randn(8192, 64, device="cuda")).tanh()
+    few = critics(real[:512], fake.detach()[:512])
+    loss = sum((r - 1).square().mean() + f.square().mean() for r, f in few)
+    of_critics.zero_grad()
+    loss.backward()
+    of_critics.step()
+    loss = sum((r - f).abs().mean() for r, f in critics(real, fake))
+    of_generator.zero_grad()
+    loss.backward()
+    of_generator.step()
+"""
+
+
+def test_critics_of_one_generator_have_one_graph_and_pass_gradients_to_it(tmp_path: Path) -> None:
+    _, found = explain(tmp_path, CRITICS)
+    first = found["causes"][0]
+    assert first["rule"] == "unread-gradients"
+    assert "gradients that are read pass through this part" in first["remedy"]
+    assert "no_grad" not in first["code"]
+    # Each loss has the graph of the generator: a second backward pass would fail.
+    assert all(cause["rule"] != "summed-losses" for cause in found["causes"])
 
 
 GOAL = """\

@@ -72,3 +72,16 @@ def test_a_short_estimate_names_the_decisions_that_it_assumes(tmp_path: Path) ->
     command = ("estimate", "--gpu", "t4", "--compute", "shapes", "--steps", "99", "train.py")
     done = gpuprobe(*command, cwd=tmp_path)
     assert re.search(r"^  - train.py:20: .*`loss > 3`", done.stdout, re.MULTILINE), done.stdout
+
+
+def test_a_short_estimate_names_the_values_that_a_library_made_up(tmp_path: Path) -> None:
+    packages = tmp_path / "site-packages" / "pooled"
+    packages.mkdir(parents=True)
+    (packages / "__init__.py").write_text("def pooled(loss): return loss.cpu().numpy().mean()\n")
+    (tmp_path / "train.py").write_text(
+        f"import sys\nsys.path.append({str(packages.parent)!r})\nfrom pooled import pooled\n"
+        f"{SCRIPT}    print(pooled(loss.detach()))\n"
+    )
+    done = gpuprobe("estimate", "--gpu", "t4", "--compute", "shapes", "train.py", cwd=tmp_path)
+    assumed = re.sub(r"\s+", " ", done.stdout.partition("\nAssumed\n")[2])
+    assert "pooled/__init__.py:1 (called at train.py:23): an array" in assumed, done.stdout

@@ -60,6 +60,7 @@ def test_values_equal_the_cpus(name: str, outcomes: dict[str, dict[str, Any]]) -
 
 CASES = {
     "real_refuses_by_name": "NotModelled aten",
+    "half_products": "True",
     "triton_kernels": "[0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 7.0, 8.0, 9.0, 10.0]",
     "triton_refused": "NotModelled identity",
     "unknown_scalar": "text nan nan nan nan\ntext nan 1 nan\n" * 2

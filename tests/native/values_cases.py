@@ -35,6 +35,24 @@ def real_refuses_by_name() -> None:
             print("NotModelled", error)
 
 
+def half_products() -> None:
+    from torch.nn.functional import conv2d
+
+    dnn = torch.ops.mkldnn
+    with Values():
+        a, b = torch.randn(2, 256, 1024, device="cuda", dtype=torch.float16)
+        wide = (a.float() @ b.T.float()).half()
+        x = torch.randn(4, 128, 16, 16, device="cuda", dtype=torch.float16)
+        weight = torch.randn(64, 128, 3, 3, device="cuda", dtype=torch.float16)
+        convolved = conv2d(x.float(), weight.float()).half()
+        network = torch.nn.LSTM(64, 128, device="cuda", dtype=torch.float16)
+        sequence = torch.randn(32, 8, 64, device="cuda", dtype=torch.float16)
+        (low, _), (high, _) = network(sequence), network.float()(sequence.float())
+        equal = [torch.equal(a @ b.T, wide), torch.equal(conv2d(x, weight), convolved)]
+        equal.append(torch.equal(low, high.half()))
+        print(dnn._is_mkldnn_fp16_supported() or all(equal))
+
+
 def triton_kernels() -> None:
     global more  # the interpreter knows no closures
     import triton

@@ -410,6 +410,7 @@ def test_a_function_and_a_call_without_graphs() -> None:
         ("def g(x):\n    return autograd.grad(x, y)\ndef f():\n    g(x)", (4, 4),
          Refusal.NEEDED_BY_BACKWARD),
         ("self.out = f()\nself.out.sum().backward()", (1, 1), Refusal.NEEDED_BY_BACKWARD),
+        ("def train():\n    f(x).backward()\nrun(train)", (3, 3), Refusal.NEEDED_BY_BACKWARD),
     ],
 )  # fmt: skip
 def test_what_needs_its_graph(source: str, lines: tuple[int, int], reason: Refusal) -> None:

@@ -91,3 +91,28 @@ def test_a_recording_on_a_gpu_has_both(
     assert found.predicted.host_waits == 2
     assert isinstance(found.clock, MeasuredClock)
     assert (found.clock.median, found.clock.sheet) == (1755, 1983)
+
+
+def test_a_subclass_meets_its_own_calls_alone() -> None:
+    import torch
+
+    from gpuprobe.sampler.hooks.waits import TimedWaits
+
+    calls: list[str] = []
+
+    class Noted(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            calls.append(func.__name__)
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    value = torch.ones(1).as_subclass(Noted)
+    undo = TimedWaits().install()
+    try:
+        assert value.item() == 1
+        with pytest.raises(TypeError):
+            torch.Tensor.item()
+    finally:
+        for one in undo:
+            one()
+    assert calls == ["item"]

@@ -419,6 +419,12 @@ def resized() -> None:
     logits.argmax(1)
 
 
+def resized_for_a_layer() -> None:  # as in each decoder
+    layer = nn.Conv2d(64, 3, 3, padding=1).cuda()
+    with torch.no_grad():
+        layer(F.interpolate(numbers(1, 64, 128, 128), scale_factor=4))
+
+
 def masks_of_resized() -> None:  # a sum of booleans is one of a copy in 8 bytes
     masks = F.interpolate(numbers(1, 64, 16, 16), size=(512, 512), mode="bilinear") > 0
     masks.sum((2, 3))
@@ -497,6 +503,21 @@ def attention_weights_in_a_loss() -> None:  # a teacher's are imitated, for exam
         return (weights @ v).mean() + (weights - 0.5).square().mean()
 
     _attended(attend)
+
+
+def attention_weights_of_added_scores() -> None:  # each layer adds those of the one before
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        scores = torch.zeros((), device="cuda")
+        for _ in range(3):  # nothing reads those of the last one, but its code is that of all
+            scores = q @ k.mT / 8 + scores
+            q = scores.softmax(-1) @ v
+        return q
+
+    _attended(attend)
+
+
+def attention_weights_of_relative_positions() -> None:
+    _attended(lambda q, k, v: ((q @ k.mT + (q * 2) @ k.mT) / 8).softmax(-1) @ v)
 
 
 def attention_weights_by_a_sigmoid() -> None:  # pairs of which a product remains
@@ -706,6 +727,7 @@ KINDS: dict[Callable[[], None], str] = {
     contrasted: "",
     resized: "reduced-later",
     masks_of_resized: "reduced-later",
+    resized_for_a_layer: "",
     looked_up_for_pairs: "broadcast-intermediate",
     looked_up: "dense-embedding-gradient",
     looked_up_and_multiplied: "",
@@ -717,6 +739,8 @@ KINDS: dict[Callable[[], None], str] = {
     attention_weights_of_transformers: "attention-weights",
     fused_attention: "",
     attention_weights_in_a_loss: "",
+    attention_weights_of_added_scores: "",
+    attention_weights_of_relative_positions: "attention-weights",
     attention_weights_by_a_sigmoid: "",
     messages_of_edges: "saved-unread",
     scattered_messages: "",
@@ -730,6 +754,13 @@ KINDS: dict[Callable[[], None], str] = {
     outputs_of_a_parallel_model: "ddp-unused-parameters",
     selected_late: "computed-in-whole",
     selected_and_used: "",
+}
+
+
+BOUNDS = {
+    joined: Bound.OR_LESS,  # a running sum needs the parts no more than the whole
+    attention_weights: Bound.EXACT,
+    attention_weights_of_relative_positions: Bound.OR_MORE,  # their scores are the mask
 }
 
 
@@ -750,9 +781,9 @@ def test_each_kind_is_found_and_what_looks_alike_is_not(tmp_path: Path) -> None:
         ledger = max(ledgers, key=lambda one: max(one.allocated_after()))
         first = next(causes_at(Biographies(ledger), ledger.peak(), {}), None)
         found[kind.__name__] = "" if first is None else first.answer.rule
-        if kind is joined:  # a running sum needs the parts no more than the whole
+        if kind in BOUNDS:
             assert first is not None
-            assert first.bound is Bound.OR_LESS
+            assert first.bound is BOUNDS[kind]
         if kind is gelu_by_tanh:  # half of the input, the tanh, and one more than that
             assert first is not None
             assert first.group.bytes > 4 * 2 * 16384 * 512 * 4

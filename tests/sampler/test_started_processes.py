@@ -31,6 +31,7 @@ from gpuprobe.planning.estimates import estimate_program
 from gpuprobe.planning.processes import ENDED, Stalled, TimeIsOver, interrupted
 from gpuprobe.recording.summary import summarize
 from gpuprobe.recording.writer import RecordingWriter
+from gpuprobe.reporters.sections.report.head import head_of
 from gpuprobe.torch_support import process_gpus
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -167,6 +168,13 @@ def test_all_that_use_a_gpu_are_recorded_whatever_their_end(
         "1 process that uses the GPU and that the program started: ended before anything was "
         "recorded"
     )
+
+    head = head_of(report)
+    assert "6 processes that it started did, at most 4.0 MiB" in head.cause
+    largest = max(report.children, key=lambda row: row.peaks[0].allocated.at_least)
+    assert head.fix.endswith(f"gpuprobe report run.gpuprobe/{largest.name}")
+    text = " ".join(" ".join(watch.summary(path)).split())
+    assert "6 processes that the program started used the GPU, at most 4.0 MiB allocated" in text
 
     # Each is a recording.
     child = gpuprobe.load(path / report.children[0].name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -101,6 +102,34 @@ def test_efficiency_is_predicted(folder: Path) -> None:
     assert two["lost_communication"] > 0
     lost = two["lost_own"] + two["lost_communication"] + two["lost_waiting"]
     assert lost == pytest.approx(two["lost"])
+
+
+def test_one_estimated_rank_represents_all(folder: Path) -> None:
+    estimate = ("estimate", "--compute", "shapes", "--ranks", "2", "-o")
+    gpuprobe(*estimate, "pair.gpuprobe", "--gpu", "2xa100-40gb", "train.py", folder=folder)
+    words = ("scale", "one.gpuprobe", "two.gpuprobe", "pair.gpuprobe")
+    text = gpuprobe(*words, folder=folder)
+    assert "one rank was recorded and represents all: in pair.gpuprobe of 2" in text
+    _, both, one = json.loads(gpuprobe(*words, "--json", folder=folder))["rows"]
+    assert (both["ranks"], both["recorded"]) == (2, 2)
+    assert (one["ranks"], one["recorded"]) == (2, 1)
+    assert one["efficiency"] == pytest.approx(both["efficiency"], rel=0.03)
+    assert one["lost_communication"] == pytest.approx(both["lost_communication"], abs=0.03)
+
+
+def test_what_one_rank_does_not_tell_is_refused(folder: Path) -> None:
+    estimate = ("estimate", "--compute", "shapes", "--ranks", "4", "--network", "25", "-o")
+    gpuprobe(*estimate, "four.gpuprobe", "--gpu", "2xa100-40gb", "train.py", folder=folder)
+    words = ["scale", "one.gpuprobe", "four.gpuprobe"]
+    with pytest.raises(AssertionError, match="AllReduce of 2 nodes: their network is not given"):
+        gpuprobe(*words, folder=folder)
+    gpuprobe(*words, "--network", "25", folder=folder)
+    stage = folder / "stage.gpuprobe"
+    shutil.copytree(folder / "stages.gpuprobe", stage)
+    for path in stage.glob("*rank*1*"):
+        path.unlink()
+    with pytest.raises(AssertionError, match="has 1 of the 2 ranks of its job"):
+        gpuprobe("scale", "one.gpuprobe", "stage.gpuprobe", folder=folder)
 
 
 def test_ranks_of_a_launcher_have_the_uses_of_memory(folder: Path) -> None:

@@ -112,6 +112,10 @@ def test_the_speed_of_a_job_is_that_of_each_rank() -> None:
     text = printed([*short_step_time(replace(STEP, left_out=("loading of data: why",)), ranks=2)])
     assert "76,923 to 125,000 tokens a second on each rank" in text
     assert "not included: loading of data (-v: why)" in text
+    network = "2 launches (collective): their network is not given (--network)"
+    text = printed([*short_step_time(replace(STEP, left_out=("loading: why", network)))])
+    included = "not included: loading; 2 launches (collective), without --network (-v: why)"
+    assert included in " ".join(text.split())
     assert "on each rank" not in printed([*step_time_sections(STEP, 2)])
     tiny = printed([*step_time_sections(replace(STEP, measured=0.004), 2)])
     assert "none by measured kernels" in tiny

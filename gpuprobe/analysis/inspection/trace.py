@@ -17,14 +17,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from gpuprobe.analysis.inspection.lives import BlockLife, Lives
 from gpuprobe.analysis.peak.needs import NOT_TRACED
-from gpuprobe.analysis.repeats import (
-    REPEATING,
-    Repeated,
-    line_names,
-    module_names,
-    numbered,
-    repeated,
-)
+from gpuprobe.analysis.repeated_names import line_names, module_names, numbered
+from gpuprobe.analysis.repeats import REPEATING, Repeated, repeated
 from gpuprobe.analysis.trace.categories import categories
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.analysis.trace.segments_at import layout_at
@@ -369,7 +363,7 @@ class TraceInspector:
 
 def folded(groups: Sequence[Group], grouping: str) -> tuple[Group, ...]:
     """The groups of a state by line or by module, those that repeat as one (see
-    `gpuprobe.analysis.repeats`); groups of other groupings as they are.
+    `gpuprobe.analysis.repeated_names`); groups of other groupings as they are.
     """
     if grouping not in REPEATING:
         return tuple(groups)

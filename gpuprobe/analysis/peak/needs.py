@@ -10,6 +10,7 @@ from itertools import accumulate, chain, compress, count
 from operator import sub
 from typing import Final, NamedTuple
 
+from gpuprobe.analysis.repeated_names import module_names
 from gpuprobe.analysis.trace.categories import categories
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.model.actions import OOM
@@ -345,16 +346,17 @@ def _row(lives: Biographies, need: Need, rows: list[int], event: int) -> NeedRow
 
 
 def _modules(ledger: Ledger, rows: list[int]) -> list[NeedModule]:
-    """The rows by the module that made them, the most bytes first."""
+    """The rows by the module that made them, the most bytes first; modules that repeat as one."""
     strings = ledger.trace.stacks.strings
     totals: dict[tuple[int, bool, bool], list[int]] = {}
     for row, module in zip(rows, ledger.values("module", rows), strict=True):
         key = module, bool(ledger.stack[row]), row >= ledger.made
         totals.setdefault(key, []).append(ledger.size[row])
+    keys = {key: str(module_row(strings[key[0]], key[1], before=key[2])) for key in totals}
+    names = module_names(dict.fromkeys(keys.values()))
     found: dict[str, list[int]] = {}
-    for (module, stack, before), sizes in totals.items():
-        name = str(module_row(strings[module], stack, before=before))
-        found.setdefault(name, []).extend(sizes)
+    for key, sizes in totals.items():
+        found.setdefault(names[keys[key]], []).extend(sizes)
     modules = [NeedModule(name, sum(sizes), len(sizes)) for name, sizes in found.items()]
     return sorted(modules, key=lambda module: (-module.bytes, module.key))
 

@@ -21,7 +21,7 @@ from gpuprobe.model.run.columns import DURATION, MISSING, WAITED, StepColumns
 from gpuprobe.model.run.jobs import RUN, ScaleRow, Scaling
 from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.values import Nanoseconds, Unavailable
-from gpuprobe.step_time.recorded import job_time_of
+from gpuprobe.step_time.recorded import job_time_of, represents_all
 
 
 class _Cost(NamedTuple):
@@ -32,14 +32,19 @@ class _Cost(NamedTuple):
     total: int
     split: tuple[int, int] | None
     """Communication and waiting; None if unknown."""
+    recorded: int
+    """The ranks that were recorded: of a prediction, one may represent all."""
 
 
-def scale(recordings: Sequence[Recording], work: str) -> Scaling:
+def scale(recordings: Sequence[Recording], work: str, network: float = 0.0) -> Scaling:
     """Compare recordings with the first; ``work`` is `STEP` or `RUN` (see `Scaling`).
 
-    On simulated GPUs, times are predicted. Raises DataError for a recording without comparable
-    times: without full steps or a prediction, in which ranks of the job are missing, or simulated
-    next to measured ones.
+    On simulated GPUs, times are predicted: between nodes with ``network``, GB/s of each GPU's
+    adapter; where one rank was recorded, as of `gpuprobe estimate`, it represents all.
+
+    Raises DataError for a recording without comparable times: without full steps or a prediction,
+    in which ranks of the job are missing, without a network that it needs, or simulated next to
+    measured ones.
     """
     simulated = [any(rank.session.virtual for rank in one.ranks) for one in recordings]
     if any(simulated) and not all(simulated):
@@ -54,7 +59,7 @@ def scale(recordings: Sequence[Recording], work: str) -> Scaling:
             hint="--work step",
         )
     costs = [
-        _predicted(recording) if any(simulated) else _cost(recording, first=work == RUN)
+        _predicted(recording, network) if any(simulated) else _cost(recording, first=work == RUN)
         for recording in recordings
     ]
     units = [1 if work == RUN else cost.ranks * cost.steps for cost in costs]
@@ -85,6 +90,7 @@ def _row(name: str, cost: _Cost, units: int, first: _Cost, first_units: int) -> 
     return ScaleRow(
         name=name,
         ranks=cost.ranks,
+        recorded=cost.recorded,
         steps=cost.steps,
         total_ns=total,
         own_ns=own,
@@ -124,7 +130,7 @@ def _cost(recording: Recording, *, first: bool) -> _Cost:
     if len(known) == len(waits):
         communication = len(known) * sum(min(step) for step in zip(*known, strict=True))
         split = communication, sum(map(sum, known)) - communication
-    return _Cost(len(ranks), len(common), total, split)
+    return _Cost(len(ranks), len(common), total, split, len(ranks))
 
 
 def _check_complete(name: str, ranks: Mapping[int, RankRecording]) -> None:
@@ -136,15 +142,24 @@ def _check_complete(name: str, ranks: Mapping[int, RankRecording]) -> None:
         )
 
 
-def _predicted(recording: Recording) -> _Cost:
+def _predicted(recording: Recording, network: float) -> _Cost:
     """The cost of the last whole step on simulated GPUs, as predicted."""
     name = PurePath(recording.path).name
-    _check_complete(name, {rank.session.rank: rank for rank in recording.ranks})
-    time = job_time_of(recording.ranks)
+    (first, *others) = recording.ranks
+    world = first.session.world_size
+    if others or not represents_all(first):
+        _check_complete(name, {rank.session.rank: rank for rank in recording.ranks})
+    time = job_time_of(recording.ranks, network)
     if isinstance(time, Unavailable):
         raise DataError(
             f"{name}: the time of a step is not predicted: {time.reason}",
             hint="record with --level trace on a GPU whose speeds are known",
+        )
+    unpriced = [text for text in time.left_out if "(collective)" in text]
+    if unpriced:
+        raise DataError(
+            f"{name}: its communication is not predicted: {unpriced[0]}",
+            hint="gpuprobe scale --network GB/S",
         )
     ranks = time.by_rank or (
         RankStepTime(0, time.expected_ns, time.bound_by(LINKS), Nanoseconds(0)),
@@ -152,7 +167,10 @@ def _predicted(recording: Recording) -> _Cost:
     # Without collectives, a fast rank is ahead of the others: in an epoch it waits at the end.
     waited = sum(row.waits_ns + time.expected_ns - row.ns for row in ranks)
     communication = sum(row.communication_ns for row in ranks)
-    return _Cost(len(ranks), 1, time.expected_ns * len(ranks), (communication, waited))
+    each = world // len(ranks)
+    return _Cost(
+        world, 1, time.expected_ns * world, (each * communication, each * waited), len(ranks)
+    )
 
 
 def _waited(columns: StepColumns, ranks: int) -> Sequence[int] | None:

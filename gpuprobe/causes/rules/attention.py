@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
 from gpuprobe.causes.answer import Answer
 from gpuprobe.causes.live_memory import Excess, LiveMemory
 from gpuprobe.causes.wording import for_variable
-from gpuprobe.model.place import Place
+from gpuprobe.model.causes import Bound
+from gpuprobe.model.place import NoPlace, Place
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import Made
 
@@ -34,20 +36,24 @@ _MULTIHEAD: Final = "torch/nn/functional.py", "multi_head_attention_forward"
 
 def diagnose(live: LiveMemory) -> Iterator[Excess]:
     """Weights of a product, which only another product reads, and their gradients. What else reads
-    them, such as a loss, needs them: then there is no cause.
+    them, such as a loss, needs them: then there is no cause. Nor if scores are read elsewhere, such
+    as those that the next layer adds to its own.
     """
-    group: set[int] = set()
-    weights: list[int] = []
+    parts: dict[int, set[int]] = {}
+    needed: set[Place | NoPlace] = set()
     for row in range(len(live.ledger)):
         if live.text("made_name", row) not in _SOFTMAX:
             continue
         scores = _scores(live, row)
         if scores is None or not live.is_temporary(row):
             continue
-        read = _multiplied(live, row)
+        read, copies = _multiplied(live, row), _copies(live, scores)
         if read is not None:
-            group |= read | scores | _copies(live, scores)
-            weights.append(row)
+            parts[row] = read | scores | copies
+            if _is_read(live, scores, {row, *scores, *copies}):
+                needed.add(live.place(row))  # the code of all layers that compute there
+    weights = [row for row in parts if live.place(row) not in needed]
+    group = {one for row in weights for one in parts[row]}
     saved = [row for row in weights if live.for_backward(row)]
     if not saved:
         return
@@ -70,7 +76,16 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
         "without the weights, as fused attention computes it",
         sizes=dict.fromkeys(group, 0),
         kept_at=at if isinstance(at, Place) else None,
+        bound=Bound.OR_MORE if any(map(partial(_is_sum, live), group)) else Bound.EXACT,
     )
+
+
+def _is_sum(live: LiveMemory, row: int) -> bool:
+    """Whether a row of the forward pass is a sum with another tensor of its size, as of scores of
+    relative positions: that has to be computed for ``attn_mask``.
+    """
+    both = live.column("inputs")[row] >= 2 * live.ledger.requested[row]
+    return both and live.text("made_name", row) == "add" and not _in_backward(live, row)
 
 
 def _remedy(live: LiveMemory, row: int, group: set[int]) -> tuple[str, str]:
@@ -90,7 +105,7 @@ def _remedy(live: LiveMemory, row: int, group: set[int]) -> tuple[str, str]:
             'attn_implementation="sdpa"',
         )
     columns = ("made_name", "first_name", "last_name")
-    forward = [one for one in group if not live.text("made_phase", one).startswith("backward")]
+    forward = [one for one in group if not _in_backward(live, one)]
     names = {live.text(column, one) for column in columns for one in forward}
     arguments = "".join(
         argument for argument, by in _ARGUMENTS.items() if any(one in names for one in by)
@@ -141,6 +156,16 @@ def _copies(live: LiveMemory, scores: set[int]) -> set[int]:
     }
 
 
+def _is_read(live: LiveMemory, scores: set[int], attention: set[int]) -> bool:
+    """Whether the forward pass computes something else of scores than ``attention``."""
+    results = {result for score in scores for result in live.results(score)} - attention
+    return not all(_in_backward(live, one) for one in results)
+
+
+def _in_backward(live: LiveMemory, row: int) -> bool:
+    return live.text("made_phase", row).startswith("backward")
+
+
 def _elements(live: LiveMemory, row: int) -> int:
     """The numbers in a row."""
     return live.ledger.requested[row] // max(live.column("width")[row], 1)
@@ -156,7 +181,7 @@ def _multiplied(live: LiveMemory, row: int) -> set[int] | None:
     while ready:
         for product in live.products.get(ready.pop(), ()):
             name = live.text("made_name", product)
-            if live.text("made_phase", product).startswith("backward"):
+            if _in_backward(live, product):
                 continue
             if name in (_DROPOUT, _CONVERSION) and product not in weights:
                 weights.add(product)
@@ -177,6 +202,6 @@ def _gradients(live: LiveMemory, group: set[int]) -> set[int]:
         row
         for row, size in enumerate(live.ledger.requested)
         if size in sizes
-        and live.text("made_phase", row).startswith("backward")
+        and _in_backward(live, row)
         and live.text("made_name", row) in _OF_GRADIENTS
     }

@@ -15,6 +15,10 @@ OF_THIS_CALL = "evaluation-with-graph"
 """The rule of graphs of a call in progress."""
 
 
+KEPT_GRAPHS = "kept-graphs"
+"""The rule of graphs that the tensors in a container keep."""
+
+
 def diagnose(group: HeldGroup) -> Answer | Expected | None:
     """Memory that was saved for backward passes which do not come. If one does that does not read
     what was saved for it, `unread_saved` knows why.
@@ -62,21 +66,37 @@ def diagnose(group: HeldGroup) -> Answer | Expected | None:
             code="with torch.no_grad():",
             edit=EditKind.NO_GRAD,
         )
-    many = holder.container
-    if many is not None:
-        return Answer(
-            "kept-graphs",
-            f"{size} are saved for backward passes that do not come: each tensor in "
-            f"{kept_in(holder)} keeps its autograd graph",
-            "store it without its graph: .detach(), or .item() for a number",
-            code=".detach()",
-            edit=EditKind.DETACH,
-        )
+    if holder.container is not None:
+        return kept_in_container(group, holder)
     return Answer(
         "kept-graph",
         f"{size} are saved for a backward pass that does not come: {holder.place} keeps the "
         "autograd graph that it was computed by",
         "keep it without its graph: .detach(), or .item() for a number",
+        code=".detach()",
+        edit=EditKind.DETACH,
+    )
+
+
+def kept_in_container(group: HeldGroup, holder: Holder, backward: str = "") -> Answer:
+    """The answer for graphs of several tensors. ``backward``: the place of the backward pass of one
+    of them, if the same lines may store that: without its graph, nothing would be trained.
+    """
+    size, place = human_bytes(group.bytes), kept_in(holder)
+    saved = f"{size} are saved for backward passes that do not come"
+    if backward:
+        return Answer(
+            KEPT_GRAPHS,
+            f"{saved}: tensors in {place} keep their autograd graphs, not only the one of which "
+            "the backward pass comes",
+            "store those of which none comes without their graphs (.detach()). Not all of them: "
+            f"{backward} runs the backward pass of one",
+            edit=EditKind.DETACH,
+        )
+    return Answer(
+        KEPT_GRAPHS,
+        f"{saved}: each tensor in {place} keeps its autograd graph",
+        "store it without its graph: .detach(), or .item() for a number",
         code=".detach()",
         edit=EditKind.DETACH,
     )

@@ -11,9 +11,11 @@ from gpuprobe.causes.answer import Answer, EditKind
 from gpuprobe.causes.groups import HeldBlock, HeldGroup
 from gpuprobe.causes.lines import reading_line
 from gpuprobe.causes.wording import kept_in
+from gpuprobe.model.place import Place
 from gpuprobe.model.run.holders import Holder, HolderRoot, Kept
 from gpuprobe.model.text import human_bytes
 from gpuprobe.remedies.edits import LimitEntries, ReleasePart
+from gpuprobe.remedies.flow import reads
 from gpuprobe.remedies.text import ProgramText
 from gpuprobe.user_frames import is_user_file
 
@@ -119,6 +121,19 @@ def kept_to_be_read(group: HeldGroup, text: ProgramText) -> Answer | None:
     )
 
 
+def is_argument(group: HeldGroup, text: ProgramText) -> bool:
+    """Whether a variable cannot be deleted after its last use: the statement that its function runs
+    in the file ``text`` reads it, and called the function that used it last.
+    """
+    holder = group.holder
+    if holder is None or holder.root is not HolderRoot.LOCAL or holder.file != text.name:
+        return False
+    used, name = group.main.last_use, holder.path[0].label
+    if isinstance(used, Place) and (used.file, used.line) == (holder.file, holder.line):
+        return False
+    return any(reads(statement, name) for statement in text.statements(holder.line))
+
+
 def without_copies(answer: Answer) -> Answer:
     """The answer if the program fails with copies on the CPU."""
     if answer.edit is not EditKind.TO_CPU:
@@ -145,15 +160,16 @@ def late_variable(blocks: Iterable[HeldBlock], holders: Mapping[int, Holder]) ->
     """The variable that keeps the most of what is not used again, with the bytes; "" if none is
     known.
     """
-    kept: Counter[str] = Counter()
+    kept: Counter[tuple[str, str, int]] = Counter()  # several functions may have one name
     for block in blocks:
         holder = holders.get(block.row)
         if holder is None or not block.need.needless or not holder.path:
             continue
         local = holder.root is HolderRoot.LOCAL and is_user_file(holder.file)
         if (local or holder.root is HolderRoot.GLOBAL) and holder.kept is Kept.TENSOR:
-            kept[_variable(holder, holder.path[0].label)] += block.bytes
-    for name, size in kept.most_common(1):
+            name = _variable(holder, holder.path[0].label)
+            kept[name, holder.file, holder.line] += block.bytes
+    for (name, _, _), size in kept.most_common(1):
         return f"{human_bytes(size)} of them kept by the variable {name}"
     return ""
 

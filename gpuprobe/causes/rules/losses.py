@@ -9,14 +9,17 @@ from gpuprobe.causes.answer import Answer
 from gpuprobe.causes.live_memory import Excess, LiveMemory
 from gpuprobe.causes.wording import of_names
 from gpuprobe.model.causes import Bound
+from gpuprobe.model.memory import Category
 from gpuprobe.model.text import human_bytes
 
 
 def diagnose(live: LiveMemory) -> Iterator[Excess]:
     """What was saved by the same lines for graphs that only a sum of numbers connects. In a
-    pipeline, each of them waits for its gradient from another rank.
+    pipeline, each of them waits for its gradient from another rank. What begins in an earlier step,
+    such as a generator before the step of the discriminator, connects graphs as well: its backward
+    pass can run once only.
     """
-    if _sends(live):
+    if _sends(live) or _begins_earlier(live):
         return
     numbers = live.column("graph")
     graphs: dict[int, list[int]] = {}
@@ -57,6 +60,16 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
         sizes={row: 0 for row in rows if row not in graphs[largest]},
         kept_at=called,
         bound=Bound.OR_LESS,  # the gradients of one loss are computed at a time, too
+    )
+
+
+def _begins_earlier(live: LiveMemory) -> bool:
+    """Whether the backward pass reads what was computed before the step."""
+    return any(
+        row >= live.ledger.made
+        and live.for_backward(row)
+        and live.category(row) is Category.ACTIVATION
+        for row in live.rows
     )
 
 

@@ -19,6 +19,8 @@ _PRODUCTS: Final = frozenset(
     ("mm", "bmm", "baddbmm", "_cdist_forward", "_euclidean_dist", "matmul")
 )
 """Not ``addmm``: a layer with a bias, and the layer after it reduces what it makes."""
+_LAYER: Final = "convolution"
+"""What a decoder resizes is the input of its next layer, which reduces none of that."""
 _RESIZED: Final = ("upsample_", "_upsample_")
 _ROW_WISE: Final = frozenset(("_softmax", "softmax"))
 """Not log-probabilities: `log_softmaxes` has them."""
@@ -92,7 +94,10 @@ def _results(live: LiveMemory, roots: list[int]) -> tuple[set[int], int]:
                     if product not in group:
                         group.add(product)
                         ready.append(product)
-                elif _FACTOR * requested[product] <= requested[root]:
+                elif (
+                    _FACTOR * requested[product] <= requested[root]
+                    and live.text("made_name", product) != _LAYER
+                ):
                     remains = max(remains, requested[product])
                 else:
                     remains = requested[root]  # another large result needs it

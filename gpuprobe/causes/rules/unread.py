@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from gpuprobe.causes.answer import Answer, EditKind
 from gpuprobe.causes.live_memory import STATE, Excess, LiveMemory
@@ -30,14 +30,15 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
     rows = [*saved, *here]
     if not rows:
         return
-    main = live.of_most(saved or here)
+    graph = [row for row in saved if not _in_backward(live, row)]
+    main = live.of_most(graph or saved or here)
     computed = live.largest(here or gradients)
     at = live.place(computed)
     size = human_bytes(live.bytes_of(rows))
-    graph = (
-        f": {human_bytes(live.bytes_of(saved))} of it is kept by the autograd graph, most from "
+    kept_by = (
+        f": {human_bytes(live.bytes_of(graph))} of it is kept by the autograd graph, most from "
         f"{live.place(main)}"
-        if saved
+        if graph
         else ""
     )
     final = [row for row in gradients if live.lives.survives(row)]
@@ -48,13 +49,8 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
         Answer(
             "unread-gradients",
             f"{size} are gradients{owner} that nothing reads, and what "
-            f"their computation at {at} needs{graph}",
-            "do not compute them: run this part under torch.no_grad() or detach its result; where "
-            "gradients pass through it, requires_grad_(False) for its parameters, or "
-            "torch.autograd.grad for the tensors whose gradients are used",
-            code="; ".join(f"{one}.requires_grad_(False)" for one in owners)
-            or ("" if shared else "with torch.no_grad():"),
-            edit=EditKind.NO_GRAD,
+            f"their computation at {at} needs{kept_by}",
+            *_remedy(owners, passed=shared or _is_passed(live, final)),
         ),
         main,
         rows,
@@ -64,3 +60,49 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
         kept_at=at if isinstance(at, Place) else None,
         named=parameters_like(live, final),
     )
+
+
+def _remedy(owners: Collection[str], *, passed: bool) -> tuple[str, str, EditKind]:
+    """The remedy in words, as code and as an edit. ``passed``: whether other gradients, which are
+    read, pass through these parts of a model.
+    """
+    code = "; ".join(f"{one}.requires_grad_(False)" for one in owners)
+    if passed:
+        return (
+            "do not compute them: gradients that are read pass through this part, so let its "
+            "parameters have requires_grad_(False) for this computation, and True again before "
+            "the one that trains them, if any does; or use torch.autograd.grad for the tensors "
+            "whose gradients are read",
+            code,
+            EditKind.NONE,
+        )
+    return (
+        "do not compute them: run this part under torch.no_grad() or detach its result; where "
+        "gradients pass through it, requires_grad_(False) for its parameters, or "
+        "torch.autograd.grad for the tensors whose gradients are used",
+        code or "with torch.no_grad():",
+        EditKind.NO_GRAD,
+    )
+
+
+def _is_passed(live: LiveMemory, gradients: Collection[int]) -> bool:
+    """Whether backward passes compute gradients that are read from what the models that have these
+    gradients saved.
+    """
+    models = {_model(live, row) for row in gradients} - {""}
+    return any(
+        live.column("useful")[row] == live.lives.last[row]
+        and _model(live, row) in models
+        and live.text("last_phase", row).startswith("backward")
+        and not _in_backward(live, row)
+        for row in range(len(live.ledger))
+        if live.column("useful")[row] and live.is_temporary(row)
+    )
+
+
+def _model(live: LiveMemory, row: int) -> str:
+    return live.text("module", row).partition(".")[0]
+
+
+def _in_backward(live: LiveMemory, row: int) -> bool:
+    return live.text("made_phase", row).startswith("backward")

@@ -125,8 +125,9 @@ def _fit(args: argparse.Namespace, target: Target, name: str) -> int:
 def _serving(args: argparse.Namespace, words: list[str]) -> int:
     from gpuprobe.api.render import render
     from gpuprobe.api.serving import fit_serving
+    from gpuprobe.planning.commands import serving_command
 
-    if args.price.by_gpu:
+    if args.price.by_gpu and serving_command(words) is not None:
         raise UsageError("--price: the time of serving is not predicted")
     found = fit_serving(
         words,

@@ -8,7 +8,7 @@ import sys
 from gpuprobe.api.recordings import scale
 from gpuprobe.api.render import render
 from gpuprobe.cli import exit_codes
-from gpuprobe.cli.options import add_formats, format_of
+from gpuprobe.cli.options import add_formats, amount, format_of
 
 EXAMPLES = {
     "gpuprobe scale one.gpuprobe four.gpuprobe": "speed-up and efficiency on four ranks",
@@ -26,10 +26,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what is the same in all: the work of a rank's step (batches of one size; default), "
         "or that of the whole run (the same data)",
     )
+    parser.add_argument(
+        "--network",
+        type=amount,
+        default=0.0,
+        metavar="GB/S",
+        help="of simulated GPUs: bandwidth of each GPU's network adapter, for several nodes",
+    )
     add_formats(parser, json="print the table as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    found = scale(*args.recordings, work=args.work)
+    found = scale(*args.recordings, work=args.work, network=args.network)
     render(found, format_of(args), sys.stdout)
     return exit_codes.OK

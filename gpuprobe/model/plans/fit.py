@@ -45,6 +45,19 @@ class Trial:
     def fits(self) -> bool:
         return not self.failed and self.verdict == FITS
 
+    def acts_as(self, other: Trial) -> bool:
+        """Whether its step gets as much data as the other's, and needs the same memory: the data
+        may have no more rows, or the value does something else.
+        """
+        counts = [
+            None
+            if isinstance(one.time, Unavailable)
+            else (one.time.tokens, one.time.images, one.time.samples)
+            for one in (self, other)
+        ]
+        same = self.peak_allocated == other.peak_allocated and counts[0] == counts[1]
+        return same and counts[0] is not None and any(counts[0])
+
 
 @dataclass(frozen=True, slots=True)
 class FitSuggestion:
@@ -101,13 +114,15 @@ class FitChoice:
 
 @dataclass(frozen=True, slots=True)
 class Fit(Displayed):
-    """The result: ``largest`` is the largest value that fits, None if not even ``least`` does.
+    """The result: ``largest`` is the largest value that fits, None if not even ``least`` does. Of
+    values that act alike (`Trial.acts_as`) it is the smallest; ``without_effect`` are the others,
+    after which none was tried.
 
     ``proof`` is the estimate at ``largest``, ``beyond`` that at the next larger value tried, which
     does not fit (None if the search ended at its upper bound), ``trials`` are all, by value.
 
-    If several GPUs or numbers of ranks were given, ``choices`` has a row for each, and the other
-    fields are about the one with the largest sum of the values of all ranks.
+    If several GPUs or numbers of ranks were given, or prices, ``choices`` has a row for each, and
+    the other fields are about the one with the largest sum of the values of all ranks.
     """
 
     gpu: str
@@ -128,6 +143,10 @@ class Fit(Displayed):
     ranks: Annotated[World, "processes, of which one is estimated"] = 1
     choices: Annotated[tuple[FitChoice, ...], "of several GPUs or numbers of ranks, each"] = ()
     out_of_time: Annotated[bool, "its limit ended the search, so a larger value may fit"] = False
+    without_effect: Annotated[
+        tuple[int, ...],
+        "larger values, with which a step gets as much data and needs as much memory",
+    ] = ()
 
     @property
     def untried(self) -> tuple[int, int] | None:

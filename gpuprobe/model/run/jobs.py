@@ -36,6 +36,7 @@ class ScaleRow:
     lost_own: float | None
     lost_communication: float | None
     lost_waiting: float | None
+    recorded: Annotated[int, "ranks that were recorded: of a prediction, one may represent all"] = 0
 
 
 @record(frozen=True)

@@ -41,6 +41,42 @@ def leaf(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.detach().clone().requires_grad_()
 
 
+# --- products in half precision
+
+
+def _slow_on_this_processor() -> frozenset[torch.dtype]:
+    """Of half precision, what oneDNN has no kernels for on this machine's processor."""
+    dnn = torch.ops.mkldnn
+    supported = {
+        torch.float16: dnn._is_mkldnn_fp16_supported,
+        torch.bfloat16: dnn._is_mkldnn_bf16_supported,
+    }
+    return frozenset(dtype for dtype, there in supported.items() if not there())
+
+
+_PRODUCTS: Final = (
+    "convolution", "convolution_backward", "mm", "bmm", "addmm", "baddbmm", "_addmm_activation",
+    "mv", "addmv", "dot",
+)  # fmt: skip
+_SLOW: Final = _slow_on_this_processor()
+
+
+def _in_float32(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Compute in fp32, to which CUDA's kernels add up too: without kernels of oneDNN, the CPU takes
+    up to 60 times as long in half precision. The result is rounded where it is put.
+    """
+
+    def twin(*args: Any, **kwargs: Any) -> Any:
+        return plain(*(_widened(item) for item in args), **kwargs)
+
+    return twin
+
+
+def _widened(item: Any) -> Any:
+    narrow = isinstance(item, Tensor) and item.dtype in _SLOW and item.layout is torch.strided
+    return item.float() if narrow else item
+
+
 # --- convolution and normalisation of cuDNN
 
 
@@ -87,14 +123,6 @@ def _depthwise(
 ) -> Tensor:  # fmt: skip
     none = [0] * len(padding)
     return _aten.convolution(x, weight, bias, stride, padding, dilation, False, none, x.size(1))
-
-
-def _convolution_backward(grad: Any, x: Any, weight: Any, *rest: Any) -> Any:
-    """In fp16, the CPU's takes 15 times as long as in fp32, to which cuDNN's kernels add up too."""
-    if x.dtype is not torch.float16:
-        return _aten.convolution_backward.default(grad, x, weight, *rest)
-    made = _aten.convolution_backward.default(grad.float(), x.float(), weight.float(), *rest)
-    return tuple(None if one is None else one.half() for one in made)
 
 
 def _cudnn_batch_norm(
@@ -329,7 +357,8 @@ def _rnn(
     layers: int, batch_first: bool, dropout: float, train: bool, bidirectional: bool,
     sizes: Sequence[int],
 ) -> _Results:  # fmt: skip
-    run = getattr(torch, _MODES[mode])
+    run, dtype = getattr(torch, _MODES[mode]), x.dtype
+    x, hx, cx, *weights = (_widened(item) for item in (x, hx, cx, *weights))
     state = (hx, cx) if mode == 2 else hx
     biased = stride == 4 or stride == 5
     if len(sizes):
@@ -341,7 +370,8 @@ def _rnn(
         found = run(
             x, state, list(weights), biased, layers, dropout, train, bidirectional, batch_first
         )
-    return (*found, None)[:3] if mode != 2 else found
+    rounded = [item.to(dtype) for item in found]
+    return (*rounded, None)[:3] if mode != 2 else tuple(rounded)
 
 
 _MOST_SEEDS: Final = 4096
@@ -603,13 +633,12 @@ def _nansum(
 
 
 TWINS: Final[dict[str, Callable[..., Tensor | _Results]]] = {
-    "cudnn_convolution.default": _convolution,
-    "cudnn_convolution_transpose.default": _convolution_transpose,
-    "cudnn_convolution_relu.default": _convolution_relu,
-    "cudnn_convolution_add_relu.default": _convolution_add_relu,
-    "_conv_depthwise2d.default": _depthwise,
-    "conv_depthwise3d.default": _depthwise,
-    "convolution_backward.default": _convolution_backward,
+    "cudnn_convolution.default": _in_float32(_convolution),
+    "cudnn_convolution_transpose.default": _in_float32(_convolution_transpose),
+    "cudnn_convolution_relu.default": _in_float32(_convolution_relu),
+    "cudnn_convolution_add_relu.default": _in_float32(_convolution_add_relu),
+    "_conv_depthwise2d.default": _in_float32(_depthwise),
+    "conv_depthwise3d.default": _in_float32(_depthwise),
     "cudnn_batch_norm.default": _cudnn_batch_norm,
     "cudnn_batch_norm_backward.default": _cudnn_batch_norm_backward,
     "native_batch_norm.default": _batch_norm,
@@ -635,6 +664,7 @@ TWINS: Final[dict[str, Callable[..., Tensor | _Results]]] = {
     "_thnn_fused_gru_cell_backward.default": _gru_cell_backward,
     "_cudnn_rnn.default": _cudnn_rnn,
     "_cudnn_rnn_backward.default": _cudnn_rnn_backward,
+    **{f"{name}.default": _in_float32(getattr(_aten, name).default) for name in _PRODUCTS},
     "mm.dtype": _product(_aten.mm.default),
     "bmm.dtype": _product(_aten.bmm.default),
     "addmm.dtype": _product(_aten.addmm.default),

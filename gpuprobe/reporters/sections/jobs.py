@@ -46,6 +46,10 @@ def scale_sections(found: Scaling) -> list[Section]:
             "the last rank calls. Own work: work that takes longer than in the first recording."
         )
     )
+    alone = [f"{row.name} of {row.ranks}" for row in found.rows if 0 < row.recorded < row.ranks]
+    if alone:
+        text = f"one rank was recorded and represents all: in {', '.join(alone)}"
+        notes.append(Line(text, "item"))
     if unsplit:
         text = f"the loss of {', '.join(unsplit)} is not divided: waits were not recorded"
         notes.append(Line(text, "item", "unknown"))

@@ -120,8 +120,8 @@ def _short(estimate: Estimate, top: int) -> list[Section]:
 
 
 def _is_about_a_line(text: str) -> bool:
-    """Whether an assumption begins with a line of the program."""
-    place = parse_place(text.partition(": ")[0])
+    """Whether an assumption begins with a line, of the program or of what it calls."""
+    place = parse_place(text.partition(": ")[0].partition(" (called at ")[0])
     return isinstance(place, Place) and bool(place.file)
 
 
@@ -444,19 +444,7 @@ def _shares(title: str, shares: Sequence[EstimateShare], total: int, top: int) -
 
 def fit_sections(fit: Fit) -> list[Section]:
     """The result of a search, changes that would help, and those that were not tried."""
-    name = fit.argument
-    each = f" on each of {plural(fit.ranks, 'rank')}" if fit.ranks > 1 else ""
-    title = f"{fit.gpu}: {name} {fit.largest} is the largest that fits{each}"
-    if fit.largest is None:
-        title = f"{fit.gpu}: not even {name} {fit.least} fits"
-    if fit.untried is not None:
-        why = "interrupted" if fit.interrupted else "the time is over"
-        first, last = fit.untried
-        values = str(first) if first == last else f"{first} to {last}"
-        so_far = "none" if fit.largest is None else fit.largest
-        title = (
-            f"{fit.gpu}: {why}; largest {name} that fits so far: {so_far}, not yet tried: {values}"
-        )
+    name, title = fit.argument, _fit_title(fit)
     parts: list[Part] = []
     if fit.proof is not None:
         parts.append(_trial(fit, fit.proof))
@@ -467,6 +455,10 @@ def fit_sections(fit: Fit) -> list[Section]:
         parts.append(Line(f"a step with {name} {fit.proof.value}: {speed}"))
     if fit.beyond is not None:
         parts.append(_trial(fit, fit.beyond))
+    elif fit.without_effect:
+        value = f"with {name} {fit.without_effect[0]}"
+        text = "a step gets as much data and needs as much memory; the data may have no more rows"
+        parts.append(Line(f"{value}, {text}"))
     elif fit.largest == fit.most:
         parts.append(Line(f"larger values were not tried: the search ended at {fit.most}"))
     parts.append(Line(f"{len(fit.trials)} estimates; {name} was given {fit.applied}"))
@@ -488,6 +480,24 @@ def fit_sections(fit: Fit) -> list[Section]:
     if fit.not_tried:
         found.append(Section("Not tried", bulleted(fit.not_tried)))
     return [*found, Section(title, name="verdict")]
+
+
+def _fit_title(fit: Fit) -> str:
+    name = fit.argument
+    if fit.untried is not None:
+        why = "interrupted" if fit.interrupted else "the time is over"
+        first, last = fit.untried
+        values = str(first) if first == last else f"{first} to {last}"
+        so_far = "none" if fit.largest is None else fit.largest
+        return (
+            f"{fit.gpu}: {why}; largest {name} that fits so far: {so_far}, not yet tried: {values}"
+        )
+    if fit.largest is None:
+        return f"{fit.gpu}: not even {name} {fit.least} fits"
+    each = f" on each of {plural(fit.ranks, 'rank')}" if fit.ranks > 1 else ""
+    if fit.without_effect:
+        return f"{fit.gpu}: {name} {fit.largest} fits{each}; larger values have no effect"
+    return f"{fit.gpu}: {name} {fit.largest} is the largest that fits{each}"
 
 
 def _choices(fit: Fit) -> Table:

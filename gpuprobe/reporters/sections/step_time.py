@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
@@ -78,12 +79,19 @@ def short_step_time(
     """The time of a step and what bounds it, with the names of what it does not include."""
     if isinstance(time, Unavailable):
         return step_time_sections(time, 0)
-    left_out = [text.partition(": ")[0] for text in time.left_out]
+    left_out = [_left_out(text) for text in time.left_out]
     (first, *_) = step_time_sections(replace(time, left_out=()), 0, cost=cost, ranks=ranks)
     if not left_out:
         return [first]
-    text = f"not included: {', '.join(left_out)} (-v: why)"
+    text = f"not included: {'; '.join(left_out)} (-v: why)"
     return [replace(first, parts=(*first.parts, Line(text, "item")))]
+
+
+def _left_out(text: str) -> str:
+    """The name of what is left out, and the option that would include it."""
+    name, _, reason = text.partition(": ")
+    option = re.search(r"\((--[a-z-]+)\)", reason)
+    return name if option is None else f"{name}, without {option.group(1)}"
 
 
 def headline(time: StepTime) -> str:

@@ -175,7 +175,7 @@ class TimedWaits:
 
         @functools.wraps(original)
         def timed(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or (of_tensor and not args[0].is_cuda):
+            if torch.compiler.is_compiling() or (of_tensor and not any(map(_on_gpu, args[:1]))):
                 return original(*args, **kwargs)
             began = perf_counter_ns()
             try:
@@ -194,6 +194,12 @@ class TimedWaits:
         with self._lock:
             waits, self._waits = self._waits, {}
         return sorted_waits(HostWait(call, count, ns) for call, (count, ns) in waits.items())
+
+
+def _on_gpu(value: object) -> bool:
+    """Whether it is a tensor there, without the __torch_function__ of a subclass."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return isinstance(value, torch.Tensor) and value.is_cuda
 
 
 def sorted_waits(waits: Iterable[HostWait]) -> tuple[HostWait, ...]:

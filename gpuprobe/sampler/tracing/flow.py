@@ -23,6 +23,8 @@ COMPILED_GRAPH: Final = "compiled graph"
 GRAPHS: Final = (COMPILED_GRAPH, GRAPH_REPLAY)
 """Names of what runs many operators at once: nothing they compute counts as waste."""
 
+_FILL, _COPY, _OTHER = Made.FILL, Made.COPY, Made.OTHER  # looking one up is a function in Python
+
 _MOST_PARTS: Final = 1 << 16
 """Different parts of one block that are counted. A block of which more are read counts as read."""
 _BACKWARD: Final = "backward"
@@ -40,13 +42,14 @@ how many bytes one has. A plain tuple: there are 15,000 in a step of GPT-2 XL.
 
 class Operator(NamedTuple):
     """An operator of the trace, by its number; ``how``: see `Made`. ``fills``: what it overwrites
-    gets one value everywhere."""
+    gets one value everywhere. ``grad``: whether gradients were on."""
 
     number: int
     name: str
     phase: str
     how: int
     fills: bool
+    grad: int
     notes: Sequence[Note]
 
     def blocks(self, *kinds: int) -> set[int]:
@@ -204,22 +207,32 @@ class Flow:
         """Note what the next operator does."""
         self._operators.append(operator)
         columns, bytes_read = self._columns, self._read
+        made, first_use, last_use = columns.made, columns.first_use, columns.last_use
         sizes, filled, until = columns.size, columns.filled, columns.filled_until
+        number = operator.number
         read = []
         writes = False
         for note in operator.notes:
             kind, block, size, offset, _ = note
-            if kind in _READS:
-                read.append(note)
-                if bytes_read.get(block, 0) < sizes[block]:
-                    if size >= sizes[block]:
-                        bytes_read[block] = sizes[block]
-                    else:
-                        self._note_part(block, size, offset)
-                if filled[block] and not until[block]:
-                    until[block] = operator.number
-            else:
+            if kind == MADE or not made[block]:
+                made[block], columns.grad[block] = number, operator.grad
+            if kind == MADE:
                 writes = True
+                continue
+            if last_use[block] < number:
+                last_use[block] = number
+            if kind == OVERWRITE:
+                writes = True
+                continue
+            read.append(note)
+            first_use[block] = first_use[block] or number
+            if bytes_read.get(block, 0) < sizes[block]:
+                if size >= sizes[block]:
+                    bytes_read[block] = sizes[block]
+                else:
+                    self._note_part(block, size, offset)
+            if filled[block] and not until[block]:
+                until[block] = number
         if writes or operator.name == _SCATTER:
             self._write(operator, _Inputs(read, sizes))
         if not operator.phase.startswith(_BACKWARD):
@@ -252,10 +265,12 @@ class Flow:
         for kind, block, _, _, _ in operator.notes:
             if kind == USE and block >= 0:
                 self._leaves.setdefault(block, blocks[0])
+        first = self._find(blocks[0])
         for block in blocks[1:]:
-            first, second = self._find(blocks[0]), self._find(block)
+            second = self._find(block)
             if first != second:
-                self._joined[max(first, second)] = min(first, second)
+                first, second = min(first, second), max(first, second)
+                self._joined[second] = first
 
     def _find(self, block: int) -> int:
         while block in self._joined:
@@ -268,7 +283,7 @@ class Flow:
     def _scattered(self, operator: Operator, block: int, used: _Inputs) -> None:
         """Values that are put into a constant make it what it is."""
         columns = self._columns
-        if columns.how[block] == Made.FILL and not columns.source[block]:
+        if columns.how[block] == _FILL and not columns.source[block]:
             columns.made_name[block] = self._trace.stacks.string(operator.name)
             self._from(operator, block, used)
 
@@ -299,14 +314,14 @@ class Flow:
         whole = size >= columns.size[block]
         if operator.fills and whole:
             columns.filled[block], columns.filled_until[block] = operator.number, 0
-            if columns.how[block] == Made.COPY and not self._read.get(block):
+            if columns.how[block] == _COPY and not self._read.get(block):
                 # A copy that was only made for its shape.
-                columns.how[block], columns.inputs[block], columns.source[block] = Made.FILL, 0, 0
+                columns.how[block], columns.inputs[block], columns.source[block] = _FILL, 0, 0
         if not used.any or not whole:
             return
-        if columns.how[block] in (Made.FILL, Made.OTHER) and not columns.source[block]:
+        if columns.how[block] in (_FILL, _OTHER) and not columns.source[block]:
             # Memory that was only allocated before: what fills it makes it.
-            columns.how[block] = Made.COPY
+            columns.how[block] = _COPY
             columns.width[block] = columns.width[block] or width
             self._from(operator, block, used)
 
@@ -317,7 +332,7 @@ class Flow:
             return
         self._columns.inputs[block] = others[0]
         self._columns.source[block] = self._name_of(others[1])
-        if operator.how == Made.COPY:
+        if operator.how == _COPY:
             name = self._name_of(block)
             for other in used.blocks(block):
                 self._columns.copied_to[other] = name

@@ -20,7 +20,7 @@ import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from itertools import compress
+from itertools import compress, repeat
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
@@ -98,6 +98,7 @@ _COPIES: Final = frozenset(
 )
 """Operators that make tensors of what is there: from nothing, and of others' elements."""
 
+_COPY: Final = Made.COPY
 _WORKSPACE = Category.WORKSPACE.code
 _FREES = (FREE_REQUESTED, FREE_COMPLETED)
 _NEVER: Final = 1 << 62
@@ -433,7 +434,7 @@ class Uses:
         place: int,
     ) -> None:
         self._note(result, number * KINDS + MADE)
-        if about.how == Made.COPY and args and isinstance(result, _Tensor):
+        if about.how == _COPY and args and isinstance(result, _Tensor):
             self._note_padding(args[0], result, number)
         if pins(about.name, kwargs):
             self.pinned.made(result, place)
@@ -451,14 +452,14 @@ class Uses:
         try:
             width = tensor.itemsize
             address = _data_address(tensor)
-            offset = tensor.storage_offset()
+            offset = _first_element(tensor)
             address = address - offset * width if address else tensor.untyped_storage().data_ptr()
         except (NotImplementedError, RuntimeError):  # no storage, or none with memory
             for part in parts(tensor):
                 self._note_tensor(part, entry)
             return
         if address:
-            size = tensor.nbytes if tensor.is_contiguous() else size_of(tensor)
+            size = tensor.nbytes if _is_dense(tensor) else size_of(tensor)
             self._log.extend((address, entry, size, offset, width))
 
     def _note_list(self, values: Sequence[Any], entry: int) -> None:
@@ -503,15 +504,15 @@ class Uses:
         """Update what is known by address from the uses since the last call."""
         self._pack()
         begin, self._settled = self._settled, len(self._address)
-        numbers = self._entry[begin:]
-        addresses, entries = self._address[begin:].tolist(), numbers.tolist()
+        # Columns, and no lists of them: those are a megabyte of numbers that is used once.
+        addresses, entries = self._address[begin:], self._entry[begin:]
         last = dict(zip(addresses, entries, strict=True))
         if self._capturing is not None:
             self._capturing.update(last)
         if touched := self._followed.keys() & last.keys():
             self._end_following(touched, addresses, entries)
         made = self._made
-        makes = numbers.tobytes()[_LOWEST_BYTES].translate(_ARE_MADE)
+        makes = entries.tobytes()[_LOWEST_BYTES].translate(_ARE_MADE)
         made.update(zip(compress(addresses, makes), compress(entries, makes), strict=True))
         if missing := last.keys() - made.keys():
             for address, entry in zip(reversed(addresses), reversed(entries), strict=True):
@@ -645,8 +646,9 @@ class Uses:
         if not self._on or not self._calls or not times or not times[0]:
             return False
         base, calls = self._base, self._calls
-        began = array("q", (time // 1000 for time in calls[_BEGAN::_CALL]))
-        events.operator = array("I", (base + bisect_right(began, time) for time in times))
+        began = [time // 1000 for time in calls[_BEGAN::_CALL]]
+        before = map(bisect_right, repeat(began), times)
+        events.operator = array("I", map(base.__add__, before))
         blocks = _Blocks(trace)
         columns = BlockColumns(trace)
         alive = blocks.alive()
@@ -681,19 +683,9 @@ class Uses:
             at = (number - base - 1) * _CALL
             if at < 0:  # its step ended before it was noted, in another thread
                 continue
-            for kind, block, _, _, _ in notes:
-                if kind == MADE or not made[block]:
-                    made[block] = number
-                    columns.grad[block] = calls[at + _GRAD]
-                if kind == MADE:
-                    continue
-                if kind != OVERWRITE and not first_use[block]:
-                    first_use[block] = number
-                if last_use[block] < number:
-                    last_use[block] = number
-            about = calls[at + _ABOUT]
-            name, phase = about.name, calls[at + _PHASE]
-            flow.add(Done(number, name, phase, about.how, name in _FILLS, notes))
+            _, _, grad, phase, about = calls[at : at + _CALL]
+            name = about.name
+            flow.add(Done(number, name, phase, about.how, name in _FILLS, grad, notes))
         flow.finish(alive)
         self._origins.update(flow.origins(alive))
 

@@ -150,8 +150,8 @@ def _without_cause(report: Report) -> tuple[str, str, str]:
                 "of the run fits is unknown"
             )
         return f"{failure.sentences[0]} {capitalized(_largest(report))}", fix, saves
-    if _on_cpu(report):
-        return "it allocated nothing on the simulated GPU", fix, ""
+    if first is not None and _on_cpu(report):
+        return first.evidence, fix, ""
     if isinstance(report.causes, Unavailable):
         return f"unknown ({report.causes.reason}); {_largest(report)}", fix, saves
     needless = 0

@@ -33,6 +33,8 @@ _BAR = 24
 _FEW = 3
 _LEAST = 0.01
 """The share of the total from which the lines of memory that is not needed are named."""
+_OF_MODULES = 0.1
+"""The share of a row from which its modules are listed, where it has one line."""
 
 _COLUMNS = (
     Column("bytes", 10, number=True),
@@ -138,7 +140,10 @@ def _lines(table: NeedTable, *, full: bool, needed: bool) -> Iterator[Line]:
                 yield Line(_about(line, need), "item", indent=4)
         if full and row.more:
             yield Line(f"{human_bytes(row.more)} {need.label}: from other lines", "item", indent=4)
-        if full:
+        # Such as the line that calls a Trainer, for all of its memory.
+        if len(few) > 1 and len({str(line.key) for line in few}) == 1:
+            yield from _modules(row, need, least=_OF_MODULES)
+        elif full:
             yield from _modules(row, need)
     saved = table.total - table.freed_after_use
     if full or saved >= _LEAST * table.total:
@@ -172,10 +177,12 @@ def _use(line: NeedLine) -> str:
     return use_in_words(line.by, place, line.phase)
 
 
-def _modules(row: NeedRow, need: Need) -> Iterator[Line]:
-    """The modules that made the blocks of a state, in one sentence."""
-    known = [one for one in row.modules if not one.key.startswith("(")]
-    if not known:
+def _modules(row: NeedRow, need: Need, *, least: float = 0.0) -> Iterator[Line]:
+    """The modules that made the blocks of a state, in one sentence, if they made more than this
+    part of its bytes.
+    """
+    known = sum(one.bytes for one in row.modules if not one.key.startswith("("))
+    if known <= least * row.bytes:
         return
     parts = [f"{named(one.key)} {human_bytes(one.bytes)}" for one in row.modules]
     if row.more_modules:

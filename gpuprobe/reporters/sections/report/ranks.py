@@ -134,9 +134,18 @@ def child_sections(report: Report, *, full: bool) -> list[Section]:
     if len(found) > most:
         how = "--json lists" if full else "-v lists"
         parts.append(Line(f"… {len(found) - most} more: {how} them"))
-    processes = "1 process" if len(found) == 1 else f"{len(found):,} processes"
-    title = f"{processes} that the program started and that used the GPU"
+    title = f"{plural(len(found), 'process')} that the program started and that used the GPU"
     return [Section(title, tuple(parts), "children", "Processes started")]
+
+
+def children_line(report: Report) -> str:
+    """How many processes used the GPU, and how much the largest one allocated."""
+    peaks = [peak for child in report.children for peak in child.peaks]
+    largest = max(peaks, key=lambda peak: _least(peak.allocated), default=None)
+    most = ""
+    if largest is not None:
+        most = f", at most {human_bytes(_least(largest.allocated))} allocated on {largest.device}"
+    return f"{plural(len(report.children), 'process')} that the program started used the GPU{most}"
 
 
 _NOTHING = Unavailable("nothing was recorded")
