@@ -202,13 +202,13 @@ def _record(cell: _Cell, options: argparse.Namespace) -> Recording:
         if options.gpu is not None:
             stack.enter_context(_simulated(options.gpu))
         recorder = record(output, level=options.level, force=options.force)
-        with _why_it_ran_out(output), recorder as rec:
+        with _summary_if_out_of_memory(output), recorder as rec:
             cell(simulated=options.gpu is not None, rec=rec)
     return load(output)
 
 
 @contextmanager
-def _why_it_ran_out(output: Path) -> Iterator[None]:
+def _summary_if_out_of_memory(output: Path) -> Iterator[None]:
     """Print the recording's summary, with cause and fix, if the cell runs out of GPU memory."""
     from gpuprobe.api.watch import summary
 

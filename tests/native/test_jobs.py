@@ -272,6 +272,17 @@ def test_torchrun_is_recorded_as_the_ranks_of_one_job(tmp_path: Path) -> None:
     assert {row["rank"] for row in report["ranks"]} == {0, 1}
 
 
+def test_the_summary_of_a_job_names_the_command_that_explains_it(tmp_path: Path) -> None:
+    """Each of its ranks has a GPU, though one is named."""
+    (tmp_path / "train.py").write_text(DDP, encoding="utf-8")
+    job = ("torchrun", "--standalone", "--nproc-per-node", "2", "train.py")
+    done = gpuprobe("run", "--gpu", "t4", "--", *job, cwd=tmp_path, **warm_python.ranks())
+    assert done.returncode == 0, done.stderr
+    command = f"gpuprobe:   gpuprobe explain --gpu 2xt4 -- {' '.join(job)}"
+    assert command in done.stderr.splitlines()
+    assert "gpuprobe: simulating 2xt4, a GPU for each rank" in done.stderr.splitlines()
+
+
 def test_a_program_that_is_ended_from_outside_ends(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import subprocess, sys\n"

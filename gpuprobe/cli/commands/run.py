@@ -369,7 +369,7 @@ def _show_command(
 
 
 def _is_traced(args: argparse.Namespace) -> bool:
-    """Whether the options ask for a trace, from which a report names causes."""
+    """Whether the options request a trace, from which a report names causes."""
     return args.level == "trace" or bool(args.trace_steps) or args.uses
 
 

@@ -118,7 +118,7 @@ _PEAK: Final = "peak_allocated"
 
 
 def _peak(item: MetricResult, result: CheckResult) -> str:
-    """The peak beside that of the baseline, and the baseline's file."""
+    """The peak, that of the baseline, and the baseline's file."""
     file = next((one.value for one in result.settings if one.name == "baseline"), "")
     after, before, limit = (
         amount(number, item.unit) for number in (item.after, item.before, item.limit)
