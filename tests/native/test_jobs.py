@@ -257,6 +257,40 @@ for rank in (0, 5):
     assert done.stdout == "8 0 True\n8 5 True\n", done.stderr
 
 
+KEEPS_OUTPUTS = """\
+import torch
+from torch.utils.data import DataLoader
+import torch.distributed as dist
+from torch import nn
+
+def main():
+    dist.init_process_group("nccl")
+    up, deep, down = nn.Linear(1024, 4096), nn.Linear(4096, 4096), nn.Linear(4096, 10)
+    model = nn.Sequential(up, nn.ReLU(), deep, nn.ReLU(), down).cuda()
+    model = nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.Adam(model.parameters())
+    labels = torch.zeros(8, dtype=torch.long, device="cuda")
+    history = []
+    loader = DataLoader(torch.randn(64, 1024), batch_size=8)
+    for _ in range(2):
+        for x in loader:
+            logits = model(x.cuda())
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(logits, labels)
+            loss.backward()
+            optimizer.step()
+            history.append(logits)
+main()
+"""
+
+
+def test_buckets_are_no_memory_that_something_unknown_keeps(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(KEEPS_OUTPUTS, encoding="utf-8")
+    words = ("estimate", "--gpu", "t4", "--ranks", "2", "--compute", "shapes", "--json")
+    done = gpuprobe(*words, "train.py", cwd=tmp_path, cold=True)
+    assert [cause["rule"] for cause in json.loads(done.stdout)["causes"]] == ["ddp-buckets"]
+
+
 def test_torchrun_is_recorded_as_the_ranks_of_one_job(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(DDP, encoding="utf-8")
     done = gpuprobe(
