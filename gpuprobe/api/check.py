@@ -402,9 +402,10 @@ def compare_as_planned(
     accept, reproduce = "", ""
     if result.regressions and path is not None and not plan.test:
         accept, reproduce = plan.commands(os.fspath(path))
-    return replace(
-        result, settings=plan.settings, run=plan.name, accept=accept, reproduce=reproduce
-    )
+    settings = plan.settings
+    if path is not None:
+        settings = (*settings, plan.baseline_setting(os.fspath(path)))
+    return replace(result, settings=settings, run=plan.name, accept=accept, reproduce=reproduce)
 
 
 def measure_apart(plan: CheckPlan, *, shown: bool = False) -> Baseline:

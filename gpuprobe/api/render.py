@@ -139,7 +139,7 @@ def _given(**options: Any) -> dict[str, Any]:
 def _check_sections(results: CheckResults, options: Options) -> list[Section]:
     from gpuprobe.reporters.sections.check import run_sections
 
-    return run_sections(*results, summary=options.summary)
+    return run_sections(*results, summary=options.summary, full=options.full)
 
 
 def _diagnosis_sections(result: Diagnosis, options: Options) -> list[Section]:

@@ -91,6 +91,15 @@ def _maker_of(key: str) -> str:
     return next((maker for maker, names in _MAKERS if re.match(names, key)), "")
 
 
+_COUNTED: Final = re.compile(r"(?:(\d{1,4})\s*[x*×]\s*)?(\S.*)", re.IGNORECASE)
+
+
+def counted(text: str) -> bool:
+    """Whether the text names a number of GPUs: ``2xt4``, and ``1xt4``."""
+    match = _COUNTED.fullmatch(text.strip())
+    return match is not None and match[1] is not None
+
+
 def parse_spec(text: str) -> tuple[GpuModel, ...]:
     """The GPUs that a text such as ``h100-80gb``, ``2xa100-40gb`` or ``t4,2xl4`` names, in order.
 
@@ -98,7 +107,7 @@ def parse_spec(text: str) -> tuple[GpuModel, ...]:
     """
     models: list[GpuModel] = []
     for part in text.split(","):
-        match = re.fullmatch(r"(?:(\d{1,4})\s*[x*×]\s*)?(\S.*)", part.strip(), re.IGNORECASE)
+        match = _COUNTED.fullmatch(part.strip())
         if match is None:
             raise ConfigError(
                 f"no GPU named in {visible(text)!r}", hint="for example: h100-80gb, 2xa100-40gb"

@@ -495,8 +495,9 @@ def _unused_gpu(evidence: AdviceFacts) -> Iterator[Suggestion]:
     reason = "the program allocated nothing on the simulated GPU"
     end = evidence.site.rank.end
     if end is not None and end.error is not None:  # a program may use a GPU late
-        text = f"Run it again without the {end.error.type}."
-        reason += " before it ended"
+        at = f" at {end.error.place}" if end.error.place else ""
+        text = f"Correct the {end.error.type}{at} first: it ended before it used the GPU."
+        reason += " before its error"
     yield Suggestion("unused-gpu", text, "", reason, 0)
 
 

@@ -158,9 +158,11 @@ def blocks_at(lives: Biographies, event: int, *, failed: bool = False) -> list[H
     needs.update(dict.fromkeys(_unread_gradients(lives, list(needs)), Need.NEVER))
     for row in _averages(lives, [row for row, need in needs.items() if need is Need.NOT_YET]):
         del needs[row]
-    return held_blocks(
+    blocks = held_blocks(
         lives, {row: need for row, need in needs.items() if need.needless or need in unclear}
     )
+    # DistributedDataParallel's reducer, in C++, keeps them for the next step.
+    return [block for block in blocks if block.category is not Category.GRADIENT_BUCKET]
 
 
 def held_blocks(lives: Biographies, needs: Mapping[int, Need]) -> list[HeldBlock]:

@@ -228,6 +228,16 @@ def add_gpu(
     )
 
 
+def machine_for(words: Sequence[str], gpu: str) -> str:
+    """The simulated machine of a command, with a note if it has more GPUs than ``gpu`` names."""
+    from gpuprobe.planning.commands import machine_of
+
+    machine = machine_of(words, gpu)
+    if machine != gpu:
+        stderr.note(f"simulating {machine}, a GPU for each rank")
+    return machine
+
+
 def estimate_request(
     args: argparse.Namespace, target: Target, *, ranks: int, **more: Any
 ) -> EstimateRequest:

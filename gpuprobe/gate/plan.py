@@ -95,8 +95,7 @@ class CheckPlan:
         makes this comparison: settings that the baseline or the project has are not repeated.
         """
         options = ["--run", self.name] if self.name else []
-        named = self.project_baseline
-        if not named or os.path.realpath(named) != os.path.realpath(baseline):
+        if not self._is_projects(baseline):
             options += ["--baseline", os.path.relpath(baseline)]
         checked = [*options, "--blame-budget", "0"]
         if self.accept_environment:
@@ -108,6 +107,17 @@ class CheckPlan:
             shlex.join(["gpuprobe", "baseline", "update", *options, *self.given]),
             shlex.join(["gpuprobe", "check", *checked, *self.given]),
         )
+
+    def baseline_setting(self, baseline: str) -> Setting:
+        """Where ``baseline``, a path, is, and who named it."""
+        from gpuprobe.analysis.baseline.model import Setting
+
+        source = PROJECT if self._is_projects(baseline) else CALL
+        return Setting("baseline", os.path.relpath(baseline), source)
+
+    def _is_projects(self, baseline: str) -> bool:
+        named = self.project_baseline
+        return bool(named) and os.path.realpath(named) == os.path.realpath(baseline)
 
 
 def chosen_runs(

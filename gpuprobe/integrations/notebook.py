@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 
-from gpuprobe.errors import EnvironmentUnavailable, TooLate, UsageError
+from gpuprobe.errors import DataError, EnvironmentUnavailable, TooLate, UsageError
 from gpuprobe.model.plans.request import DEFAULT_GPU
 from gpuprobe.user_frames import name_of
 
@@ -74,7 +74,7 @@ def load_ipython_extension(shell: _Shell) -> None:
     def gpuprobe(line: str, cell: str) -> Recording | Estimate | Hazards | None:
         try:
             return run_cell(shell, line, cell)
-        except (UsageError, EnvironmentUnavailable) as error:
+        except (DataError, UsageError, EnvironmentUnavailable) as error:
             hint = f"\n  hint: {error.hint}" if error.hint else ""
             raise _shown_in_one_line(f"{error}{hint}") from None
 
@@ -202,9 +202,23 @@ def _record(cell: _Cell, options: argparse.Namespace) -> Recording:
         if options.gpu is not None:
             stack.enter_context(_simulated(options.gpu))
         recorder = record(output, level=options.level, force=options.force)
-        with recorder as rec:
+        with _summary_if_out_of_memory(output), recorder as rec:
             cell(simulated=options.gpu is not None, rec=rec)
     return load(output)
+
+
+@contextmanager
+def _summary_if_out_of_memory(output: Path) -> Iterator[None]:
+    """Print the recording's summary, with cause and fix, if the cell runs out of GPU memory."""
+    from gpuprobe.api.watch import summary
+
+    try:
+        yield
+    except Exception as error:
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(error, torch.OutOfMemoryError):
+            sys.stdout.write("".join(f"gpuprobe: {line}\n" for line in summary(output)))
+        raise
 
 
 def _estimate(cell: _Cell, options: argparse.Namespace) -> Estimate:

@@ -9,12 +9,12 @@ import re
 import shutil
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from gpuprobe.catalogue.gpus import parse_spec
+from gpuprobe.catalogue.gpus import counted, parse_spec
 from gpuprobe.errors import UsageError
 
 _SIZES: Final = {
@@ -83,7 +83,7 @@ def launched_by(words: Sequence[str], gpu: str) -> Launched:
     Raises UsageError for other commands.
     """
     name = Path(words[0]).name
-    launcher = name in _LAUNCHERS or any(word in _LAUNCHER_MODULES for word in words[1:])
+    launcher = is_launcher(words)
     if not launcher and not name.startswith("python"):
         raise UsageError(
             f"{words[0]} is neither Python nor a launcher of ranks",
@@ -100,22 +100,50 @@ def launched_by(words: Sequence[str], gpu: str) -> Launched:
     return Launched(rest[at], tuple(rest[at + 1 :]), module, ranks)
 
 
+def machine_of(words: Sequence[str], gpu: str) -> str:
+    """The simulated machine of a command: for a launcher of several ranks, as many of the one GPU
+    that ``gpu`` names without a number as it starts ranks on this machine. Else as given.
+    """
+    if not gpu or "," in gpu or counted(gpu) or not is_launcher(words):
+        return gpu
+    rest = [word for word in words[1:] if word not in _LAUNCHER_MODULES]
+    at = next((i for i, word in enumerate(rest) if word.endswith(".py")), len(rest))
+    ranks = _ranks_of_node(_options(rest[:at]), gpu, words)
+    return f"{ranks}x{gpu}" if ranks > 1 else gpu
+
+
+def is_launcher(words: Sequence[str]) -> bool:
+    """Whether a command is that of a launcher of ranks."""
+    name = Path(words[0]).name
+    return name in _LAUNCHERS or any(word in _LAUNCHER_MODULES for word in words[1:])
+
+
 _LAUNCHERS: Final = ("torchrun", "accelerate", "accelerate-launch", "deepspeed")
 _LAUNCHER_MODULES: Final = ("torch.distributed.run", "torch.distributed.launch", "launch")
 _PROCESSES: Final = ("--nproc-per-node", "--num-processes", "--num-gpus")
 
 
 def _ranks(options: Sequence[str], gpu: str, words: Sequence[str]) -> int:
+    given = _options(options)
+    nodes = given.get("--nnodes", "1")
+    return _ranks_of_node(given, gpu, words) * (int(nodes) if nodes.isdecimal() else 1)
+
+
+def _options(words: Sequence[str]) -> dict[str, str]:
+    """The options of a launcher, each with what follows it."""
     given: dict[str, str] = {}
-    for word, after in itertools.zip_longest(options, options[1:], fillvalue=""):
+    for word, after in itertools.zip_longest(words, words[1:], fillvalue=""):
         name, equals, value = word.replace("_", "-").partition("=")
         given[name] = value if equals else after
+    return given
+
+
+def _ranks_of_node(given: Mapping[str, str], gpu: str, words: Sequence[str]) -> int:
+    """The ranks that a launcher starts on one machine."""
     count = next((given[name] for name in _PROCESSES if name in given), "")
-    nodes = given.get("--nnodes", "1")
     if not count and (Path(words[0]).name == "torchrun" or _LAUNCHER_MODULES[0] in words):
         count = "1"
-    processes = int(count) if count.isdecimal() else len(parse_spec(gpu))
-    return processes * (int(nodes) if nodes.isdecimal() else 1)
+    return int(count) if count.isdecimal() else len(parse_spec(gpu))
 
 
 # -- vLLM

@@ -120,6 +120,11 @@ class EstimatedFunction:
 class EstimatedCell(EstimatedFunction):
     """Calls a function once: its training steps are detected, as those of a program."""
 
+    unused = (
+        "what earlier cells made is on the CPU: choose the device, and make model and optimizer, "
+        "in this cell"
+    )
+
     def __call__(self, measured: NativeMeasurement, recorder: Recorder) -> int:
         """Run it; returns how many steps it made: of its optimizer, or backward passes if it has
         none.

@@ -231,7 +231,8 @@ def _end_child(error: BaseException | None) -> NoReturn:
             if stream is not None and not getattr(stream, "closed", False):
                 stream.flush()
         except BaseException as failure:  # noqa: BLE001 - as Python does
-            if name == "stdout":
+            # An error that is ignored is printed on the stream, and nowhere if there is none.
+            if name == "stdout" and getattr(sys, "stderr", None) is not None:
                 _print(_ignored(stream, failure))
             code = 120
     os._exit(code & 0xFF)

@@ -14,6 +14,16 @@ _WITHOUT_MEMORY: Final = (
     & ~_keys(torch.empty(0, device="cpu")).raw_repr()
 )
 
+ADDRESS_SPACE: Final = 1 << 47
+"""Bytes: user space of x86-64 and AArch64 Linux with addresses of 48 bits."""
+
+
+def spans_memory(nbytes: int) -> bool:
+    """Whether a storage of that size is one of the simulated GPU's, which owns no memory: tensors
+    on the CPU are windows on it.
+    """
+    return nbytes > ADDRESS_SPACE // 2
+
 
 def is_meta(tensor: torch.Tensor) -> bool:
     """Whether a tensor has no memory. A mode (``with torch.device(...)``) or a subclass may handle

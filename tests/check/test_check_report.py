@@ -85,6 +85,56 @@ def test_the_peak_is_shown_by_line_category_and_module() -> None:
     assert "| +2.0 MiB | `tr\\x1b[31mai\\|n'.py:4 in main` |" in shared
 
 
+def short(result: CheckResult) -> list[str]:
+    stream = io.StringIO()
+    text.write(run_sections(result, full=False), stream)
+    return stream.getvalue().splitlines()
+
+
+def test_a_pass_is_a_few_lines() -> None:
+    """The verdict, the peak, where the baseline is, and what else there is."""
+    file = Setting("baseline", "memory.json", "command line")
+    result = replace(check_baseline(BEFORE, BEFORE), settings=(file,), cautions=("unusual",))
+    assert short(result) == [
+        "memory is within the baseline",
+        "  peak allocated: 9.0 MiB; baseline: 9.0 MiB (memory.json); limit: 9.1 MiB",
+        "  note: unusual",
+        "",
+        "more with -v: 1 more metric, settings",
+    ]
+
+
+def test_a_failure_fits_on_a_screen() -> None:
+    """With the first causes, what grew most, what to do; and all that is left out has a name."""
+    lines = [line(number, number * MIB) for number in range(10, 40)]
+    after = baseline(account(line(3, 9 * MIB), *lines), account(line(5, 9 * MIB)), 16)
+    result = check_baseline(BEFORE, after)
+    causes = tuple(Cause(f"reverting {n}", f"train.py:{n}") for n in range(1, 6))
+    metrics = tuple(
+        replace(item, cause=causes[0].text, place="train.py:1", causes=causes)
+        if item.name == "peak_allocated"
+        else item
+        for item in result.metrics
+    )
+    result = replace(
+        result, metrics=metrics, cause=causes[0].text, reproduce="again", accept="accept"
+    )
+    shown = short(result)
+    assert len(shown) <= 40
+    assert shown[0] == "4 metrics above the baseline"
+    assert shown[1:4] == [
+        "  first cause: reverting 1",
+        "  next: reverting 2",
+        "  next: reverting 3",
+    ]
+    assert "What changed at the peak, by lines" in shown
+    assert {"     $ again", "     $ accept"} <= set(shown)
+    last = " ".join(shown[shown.index("") :]).partition("more with -v: ")[2]
+    named = ("1 more metric,", "more causes,", "changes by category, module")
+    assert all(text in last for text in named), last
+    assert "reverting 5" in texts(result)[0]
+
+
 def test_a_longer_step_is_said_with_its_share() -> None:
     """Beside the first cause, if that is of memory; else in it."""
     after = baseline(account(line(3, 9 * MIB), line(4, 2 * MIB)), account(line(5, MIB)), 0)

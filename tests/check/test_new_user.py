@@ -112,7 +112,7 @@ def test_the_way_that_the_messages_lead(here: Path, capfd: pytest.CaptureFixture
     assert "gpuprobe: gpu: simulated t4 (pyproject.toml)" in err
     assert "gpuprobe: baseline written: memory.json" in err
     content = (here / "memory.json").read_bytes()
-    assert gpuprobe("check") == 0
+    assert gpuprobe("check", "-v") == 0
     out = " ".join(capfd.readouterr().out.split())
     assert "run train.py (pyproject.toml)" in out
     assert "steps 3 (baseline)" in out
@@ -120,7 +120,7 @@ def test_the_way_that_the_messages_lead(here: Path, capfd: pytest.CaptureFixture
     # From another folder of the project it is the same.
     (here / "docs").mkdir()
     os.chdir(here / "docs")
-    assert gpuprobe("check") == 0
+    assert gpuprobe("check", "-v") == 0
     assert Path.cwd() == here / "docs"
     os.chdir(here)
     assert "run train.py (pyproject.toml)" in capfd.readouterr().out
@@ -152,7 +152,7 @@ def test_arguments_for_what_the_project_runs(
     (here / "pyproject.toml").write_text(
         f'[tool.gpuprobe]\nrun = "{run} --lr 1"\ngpu = "t4"\nbaseline = "memory.json"\n'
     )
-    for command in (["baseline", "update"], ["check"]):
+    for command in (["baseline", "update"], ["check", "-v"]):
         assert gpuprobe(*command, *options, "--", "--epochs", "1", "--stop-after=9") == 0
         out, err = capfd.readouterr()
         assert "['--lr', '1', '--epochs', '1', '--stop-after=9']" in err
@@ -200,7 +200,7 @@ def test_a_baseline_of_another_script_is_refused(
     assert "the baseline is of train.py, not of other.py" in err
     assert not (here / "it-ran").exists()
     # Without a script it is that of the baseline, with other arguments too.
-    assert gpuprobe("check", *TO_FILE) == 0
+    assert gpuprobe("check", "--verbose", *TO_FILE) == 0
     assert "run train.py (baseline)" in " ".join(capfd.readouterr().out.split())
     assert gpuprobe("check", "train.py", *TO_FILE, "--", "--fast") == 0
 
@@ -294,7 +294,7 @@ def test_a_check_that_fails_prints_what_to_do(
         given[-1] = "80000"
         more = ["train.py", "--", "80000"]
     once = ["--repeat", "1"]  # the comparison is exact
-    assert gpuprobe("check", *once, *options, *given) == 1
+    assert gpuprobe("check", "-v", *once, *options, *given) == 1
     lines = capfd.readouterr().out.splitlines()
     shown = " ".join(" ".join(lines).split())
     assert re.search(
@@ -306,7 +306,7 @@ def test_a_check_that_fails_prints_what_to_do(
     file = [] if project else TO_FILE
     assert shlex.split(again) == ["gpuprobe", "check", *file, *options, *more]
     assert shlex.split(accept) == ["gpuprobe", "baseline", "update", *file, *more]
-    assert gpuprobe("check", *once, *shlex.split(again)[2:]) == 1
+    assert gpuprobe("check", "-v", *once, *shlex.split(again)[2:]) == 1
     assert [line.strip()[2:] for line in capfd.readouterr().out.splitlines()[-3::2]] == [
         again,
         accept,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpuprobe.errors import UsageError
-from gpuprobe.planning.commands import Launched, is_command, launched_by, name_of
+from gpuprobe.planning.commands import Launched, is_command, launched_by, machine_of, name_of
 
 
 def test_python_files_and_folders_are_no_commands(tmp_path: Path) -> None:
@@ -70,6 +70,22 @@ def test_a_recording_has_the_name_of_the_program(line: str, name: tuple[str, boo
 )
 def test_launchers_of_ranks_are_understood(line: str, expected: Launched) -> None:
     assert launched_by(line.split(), "8xh100-80gb") == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "gpu", "machine"),
+    [
+        ("torchrun --nproc-per-node 2 --nnodes 3 t.py", "t4", "2xt4"),
+        ("python -m torch.distributed.run --nproc_per_node=4 -m package.train", "t4", "4xt4"),
+        ("torchrun t.py --nproc-per-node 2", "t4", "t4"),  # the script's own option
+        ("torchrun --nproc-per-node gpu t.py", "t4", "t4"),
+        ("torchrun --nproc-per-node 2 t.py", "1xt4", "1xt4"),  # ranks that share a GPU
+        ("torchrun --nproc-per-node 2 t.py", "t4,l4", "t4,l4"),
+        ("python t.py --num-gpus 2", "t4", "t4"),
+    ],
+)
+def test_each_rank_of_a_launcher_has_a_gpu(line: str, gpu: str, machine: str) -> None:
+    assert machine_of(line.split(), gpu) == machine
 
 
 def test_other_commands_are_refused_by_name() -> None:

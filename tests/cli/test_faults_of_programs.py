@@ -208,6 +208,12 @@ STREAMS_AND_CODES: Final = {
         "sys.stdout = Own()\n"
         "if os.fork(): os.write(1, str(os.wait()[1] >> 8).encode()); os._exit(0)"
     ),
+    "a child without stderr cannot flush its stdout": (
+        "import os, sys\nclass Own:\n"
+        "    def flush(self): raise RuntimeError('no')\n"
+        "sys.stdout, sys.stderr = Own(), None\n"
+        "if os.fork(): os.write(1, str(os.wait()[1] >> 8).encode()); os._exit(0)"
+    ),
     "modules with exit functions": (
         "import sys; print('multiprocessing.util' in sys.modules, 'torch' in sys.modules)"
     ),

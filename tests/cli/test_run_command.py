@@ -336,7 +336,7 @@ def test_a_program_that_fails_early_is_not_sent_to_the_gpu(tmp_path: Path, fails
     text = "import torch\nmodel = torch.nn.Linear(2000, 2000)\n"
     script(tmp_path, text + "raise ValueError('no data')" * fails)
     done = gpuprobe("run", "--gpu", "t4", "script.py", cwd=tmp_path)
-    assert ("Run it again without the ValueError" in done.stderr) is fails
+    assert ("Correct the ValueError at" in done.stderr) is fails
     assert ("Move the model and its data to the GPU" in done.stderr) is not fails
 
 

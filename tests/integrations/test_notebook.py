@@ -36,6 +36,12 @@ for _ in range(3):
     net(torch.randn(8, 64, device="cuda")).sum().backward()
     adam.step()
     adam.zero_grad()""",
+    "%%gpuprobe estimate\ntorch.ones(8, 8)",
+    """%%gpuprobe record --gpu a100-40gb
+kept = []
+for _ in range(99):
+    with rec.step():
+        kept.append(torch.empty(2 << 30, dtype=torch.uint8, device="cuda"))""",
 ]
 
 
@@ -106,6 +112,22 @@ def one_line(cell: nbformat.NotebookNode) -> str:
     (found,) = (output for output in cell.outputs if output.output_type != "error")
     assert found.name == "stderr"
     return str(found.text)
+
+
+def test_a_cell_that_leaves_the_gpu_unused_says_what_to_do(
+    executed: list[nbformat.NotebookNode],
+) -> None:
+    text = "UsageError: nothing was allocated on the GPU\n  hint: what earlier cells made is on the"
+    assert one_line(executed[10]).startswith(text)
+
+
+def test_a_cell_that_runs_out_of_memory_says_why(executed: list[nbformat.NotebookNode]) -> None:
+    cell = executed[11]
+    printed = "".join(one.text for one in cell.outputs if one.get("name") == "stdout")
+    assert "gpuprobe: Out of memory" in printed
+    assert "In [12]:5" in printed
+    assert "gpuprobe: cause: " in printed
+    assert [one.ename for one in cell.outputs if one.output_type == "error"] == ["OutOfMemoryError"]
 
 
 def test_a_wrong_option_is_one_line(executed: list[nbformat.NotebookNode]) -> None:

@@ -257,6 +257,40 @@ for rank in (0, 5):
     assert done.stdout == "8 0 True\n8 5 True\n", done.stderr
 
 
+KEEPS_OUTPUTS = """\
+import torch
+from torch.utils.data import DataLoader
+import torch.distributed as dist
+from torch import nn
+
+def main():
+    dist.init_process_group("nccl")
+    up, deep, down = nn.Linear(1024, 4096), nn.Linear(4096, 4096), nn.Linear(4096, 10)
+    model = nn.Sequential(up, nn.ReLU(), deep, nn.ReLU(), down).cuda()
+    model = nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.Adam(model.parameters())
+    labels = torch.zeros(8, dtype=torch.long, device="cuda")
+    history = []
+    loader = DataLoader(torch.randn(64, 1024), batch_size=8)
+    for _ in range(2):
+        for x in loader:
+            logits = model(x.cuda())
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(logits, labels)
+            loss.backward()
+            optimizer.step()
+            history.append(logits)
+main()
+"""
+
+
+def test_buckets_are_no_memory_that_something_unknown_keeps(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(KEEPS_OUTPUTS, encoding="utf-8")
+    words = ("estimate", "--gpu", "t4", "--ranks", "2", "--compute", "shapes", "--json")
+    done = gpuprobe(*words, "train.py", cwd=tmp_path, cold=True)
+    assert [cause["rule"] for cause in json.loads(done.stdout)["causes"]] == ["ddp-buckets"]
+
+
 def test_torchrun_is_recorded_as_the_ranks_of_one_job(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(DDP, encoding="utf-8")
     done = gpuprobe(
@@ -270,6 +304,17 @@ def test_torchrun_is_recorded_as_the_ranks_of_one_job(tmp_path: Path) -> None:
     assert report["session"]["world_size"] == 2
     assert report["session"]["argv"] == ["train.py"]
     assert {row["rank"] for row in report["ranks"]} == {0, 1}
+
+
+def test_the_summary_of_a_job_names_the_command_that_explains_it(tmp_path: Path) -> None:
+    """Each of its ranks has a GPU, though one is named."""
+    (tmp_path / "train.py").write_text(DDP, encoding="utf-8")
+    job = ("torchrun", "--standalone", "--nproc-per-node", "2", "train.py")
+    done = gpuprobe("run", "--gpu", "t4", "--", *job, cwd=tmp_path, **warm_python.ranks())
+    assert done.returncode == 0, done.stderr
+    command = f"gpuprobe:   gpuprobe explain --gpu 2xt4 -- {' '.join(job)}"
+    assert command in done.stderr.splitlines()
+    assert "gpuprobe: simulating 2xt4, a GPU for each rank" in done.stderr.splitlines()
 
 
 def test_a_program_that_is_ended_from_outside_ends(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from gpuprobe.sampler.hooks.discover import live_tensors
 from gpuprobe.sampler.recorder import Recorder
 from gpuprobe.sampler.tracing import traces
 from gpuprobe.sampler.tracing.cpu import CpuTrace
+from gpuprobe.torch_support.tensors import ADDRESS_SPACE
 
 
 def unexpected(error: Exception) -> None:
@@ -279,3 +280,19 @@ def test_a_program_that_grows_is_not_drowned_in_traces(monkeypatch: pytest.Monke
     assert len(traced) < 8
     highest = sink.traces[sink.steps[11].traces[0]]
     assert Peak.exactly(replay(highest)[0]) == peaks[11]
+
+
+def test_windows_of_a_simulated_gpu_are_no_memory() -> None:
+    """In a notebook, those of an estimate's cell are alive in the next one."""
+    begin, device = 4096, torch.device("cpu")
+    space = torch._C._construct_storage_from_data_pointer(begin, device, ADDRESS_SPACE - begin)
+    window = torch.empty(0).set_(space, 0, (0,), (1,))
+    sink = KeepingSink()
+    model = seeded(Mlp)
+    with Recorder(sink, level="trace"):
+        train(model, torch.optim.SGD(model.parameters()), 1)
+    (step,) = sink.steps
+    peak = step.windows[0].peak_allocated
+    assert isinstance(peak, Peak)
+    assert peak.at_least < ADDRESS_SPACE // 2
+    del window

@@ -23,6 +23,7 @@ from gpuprobe.cli.options import (
     add_gpu,
     add_program,
     format_of,
+    machine_for,
     output_to_stderr,
     positive,
     seconds,
@@ -50,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "gpuprobe check [OPTIONS] [RECORDING | SCRIPT | -m MODULE] [--] [ARGS ...]"
     add_target(parser)
     add_formats(parser, "markdown")
+    parser.add_argument("-v", "--verbose", action="store_true", help="show everything")
     parser.add_argument("--sarif", type=Path, metavar="FILE", help="also write SARIF 2.1.0")
     parser.add_argument("--junit", type=Path, metavar="FILE", help="also write JUnit XML")
     parser.add_argument(
@@ -183,6 +185,8 @@ def _recorded(args: argparse.Namespace, words: Sequence[str], gpu: str | None) -
 
     if args.stop_after or args.hazards:
         raise UsageError("--stop-after and --hazards need a script, not a command")
+    if gpu is not None:
+        gpu = machine_for(words, gpu)
     folder = tempfile.mkdtemp(prefix="gpuprobe-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     output = Path(folder) / "command.gpuprobe"
@@ -292,4 +296,4 @@ def _report(
     found = write_findings(results, root, baseline, sarif=args.sarif, junit=args.junit)
     if args.annotations is not None:
         args.annotations.write(found, baseline, project=project)
-    render(CheckResults(results), format_of(args), sys.stdout)
+    render(CheckResults(results), format_of(args), sys.stdout, full=args.verbose)

@@ -19,6 +19,7 @@ from gpuprobe.cli.options import (
     add_gpu,
     add_program,
     format_of,
+    machine_for,
     program_of,
     seconds,
 )
@@ -67,9 +68,8 @@ def run(args: argparse.Namespace) -> int:
     command = not target.module and is_command(target.target)
     if not target.module and not command:
         program(*target)  # raises an error for a script that does not exist, or is not Python
-    subject = Subject(
-        target.target, target.arguments, target.module, args.gpu, args.compute, command
-    )
+    gpu = machine_for([target.target, *target.arguments], args.gpu) if command else args.gpu
+    subject = Subject(target.target, target.arguments, target.module, gpu, args.compute, command)
     explanation = explain(subject, budget=args.max_seconds, notify=stderr.note)
     render(explanation, format_of(args), sys.stdout, cwd=str(Path.cwd()), full=args.verbose)
     return exit_codes.FINDINGS if explanation.causes else exit_codes.OK

@@ -23,6 +23,7 @@ from gpuprobe.cli.options import (
     add_gpu,
     add_json,
     add_program,
+    machine_for,
     output_to_stderr,
     program_of,
     seconds,
@@ -306,6 +307,8 @@ def _run_command(args: argparse.Namespace, words: list[str]) -> int:
         )
     name, module = name_of(words)
     output = args.output or watch.default_output(name, module=module, replace=args.force)
+    if args.gpu is not None:
+        args.gpu = machine_for(words, args.gpu)
     with output_to_stderr() if args.json else contextlib.nullcontext():
         result = run_command(
             words,
@@ -326,7 +329,7 @@ def _run_command(args: argparse.Namespace, words: list[str]) -> int:
             how = f"was ended by {signal.Signals(-result.code).name}"
         stderr.error(f"{words[0]} {how}" + (f"; {why}" if why else ""))
     if not args.quiet:
-        _show_command(args, result, output)
+        _show_command(args, result, output, words)
     if args.json:
         _print_outcome(
             ProgramRun(
@@ -344,17 +347,30 @@ def _run_command(args: argparse.Namespace, words: list[str]) -> int:
     return exit_codes.PROGRAM_FAILED if result.code < 0 or result.code == 1 else result.code
 
 
-def _show_command(args: argparse.Namespace, result: CommandResult, output: Path) -> None:
+def _show_command(
+    args: argparse.Namespace, result: CommandResult, output: Path, words: Sequence[str]
+) -> None:
+    from gpuprobe.planning.commands import is_launcher
+
     for reason, count in result.unrecorded.items():
         stderr.warning(f"not recorded: {plural(count, 'process')} with a GPU: {reason}")
     if not result.recordings:
         stderr.note("nothing was recorded: no process used a GPU through torch")
     elif result.recordings[0] == output.absolute():
         _summarize(output, args.gpu or "")
+        if args.gpu is not None and not _is_traced(args) and is_launcher(words):
+            command = shlex.join(["gpuprobe", "explain", "--gpu", args.gpu, "--", *words])
+            stderr.note("what the memory is for, and what is not needed:")
+            stderr.note(f"  {visible(command)}")
     for path in result.recordings[1:]:
         shown = os.path.relpath(path)
         stderr.note(f"recording of another job: {shown}   (gpuprobe report {shown})")
     _show_assumed(result.assumed)
+
+
+def _is_traced(args: argparse.Namespace) -> bool:
+    """Whether the options request a trace, from which a report names causes."""
+    return args.level == "trace" or bool(args.trace_steps) or args.uses
 
 
 def _epoch_limit(text: str) -> EpochLimit:

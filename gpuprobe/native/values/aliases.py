@@ -7,9 +7,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from gpuprobe.torch_support.tensors import ADDRESS_SPACE
+
 _BEGIN: Final = 1 << 12
-_END: Final = 1 << 47
-"""User space of x86-64 and AArch64 Linux with addresses of 48 bits."""
 CPU: Final = torch.device("cpu")
 _as_strided = torch.as_strided
 _make = torch._C._construct_storage_from_data_pointer
@@ -24,7 +24,7 @@ class Aliases:
     """
 
     def __init__(self) -> None:
-        self._space = _make(_BEGIN, CPU, _END - _BEGIN)
+        self._space = _make(_BEGIN, CPU, ADDRESS_SPACE - _BEGIN)
         self._bases: dict[torch.dtype, tuple[Any, int]] = {}
 
     def _base(self, dtype: torch.dtype) -> tuple[Any, int]:

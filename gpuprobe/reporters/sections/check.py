@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Final
 
 from gpuprobe.analysis.baseline.check import ANOTHER_MODEL, ENVIRONMENT, INCOMPLETE
 from gpuprobe.analysis.baseline.model import CheckResult, MetricResult
@@ -31,24 +32,18 @@ from gpuprobe.reporters.sections.parts import (
 _ROWS = 8
 
 
-def check_sections(result: CheckResult, top: int = _ROWS) -> list[Section]:
-    """The check. ``top``: rows of each table of changes; the other rows are summed."""
-    parts: list[Part] = []
-    if result.cause and result.regressions:
-        parts.append(Line(_first_cause(result), "item", "first cause", code=True))
-        parts += [Line(text, "item", "next", code=True) for text in _next_causes(result)]
-        parts += [Line(text, "item", "also", code=True) for text in _other_causes(result)]
-    parts += [Line(text, "alert") for text in (*result.incomplete, *result.mismatches)]
-    if result.incomplete:
-        parts.append(Line(" ".join(INCOMPLETE.remedy.split()), "item", "what to do"))
-    if any(not text.startswith(ANOTHER_MODEL) for text in result.mismatches):
-        parts.append(Line(" ".join(ENVIRONMENT.remedy.split()), "item", "what to do"))
-    level = None if result.ok else Level.ERROR
-    found = [Section(verdict(result), tuple(parts), "answer", level=level)]
+def check_sections(result: CheckResult, top: int = _ROWS, *, full: bool = True) -> list[Section]:
+    """The check. ``top``: rows of each table of changes; the other rows are summed. Without
+    ``full``, what fits on a screen: the verdict, causes, what grew and what to do; and what
+    ``--verbose`` adds.
+    """
+    if not full:
+        return _short(result)
+    found = [_answer(result, _causes(result))]
     if result.metrics:
         table = _metrics(result.metrics, "against the baseline")
         found.append(Section(parts=(table,), name="metrics", short="Metrics"))
-    moved = [metric for metric in result.phases if metric.delta or metric.regressed]
+    moved = _moved(result)
     if moved:
         title = "Peak of each phase and kind of step"
         table = replace(_metrics(moved, "phases"), header=False)
@@ -63,12 +58,86 @@ def check_sections(result: CheckResult, top: int = _ROWS) -> list[Section]:
     return [*found, *_what_to_do(result)]
 
 
-def _what_to_do(result: CheckResult) -> list[Section]:
-    """For a check that failed: what was accepted, and the commands to reproduce and to accept the
-    growth.
+def _answer(result: CheckResult, causes: Sequence[Line]) -> Section:
+    """The verdict, the causes, and why nothing was compared."""
+    parts: list[Part] = [*causes]
+    parts += [Line(text, "alert") for text in (*result.incomplete, *result.mismatches)]
+    if result.incomplete:
+        parts.append(Line(" ".join(INCOMPLETE.remedy.split()), "item", "what to do"))
+    if any(not text.startswith(ANOTHER_MODEL) for text in result.mismatches):
+        parts.append(Line(" ".join(ENVIRONMENT.remedy.split()), "item", "what to do"))
+    level = None if result.ok else Level.ERROR
+    return Section(verdict(result), tuple(parts), "answer", level=level)
+
+
+def _causes(result: CheckResult) -> list[Line]:
+    """The first cause of what grew, and the others, a line each."""
+    if not result.cause or not result.regressions:
+        return []
+    return [
+        Line(_first_cause(result), "item", "first cause", code=True),
+        *(Line(text, "item", "next", code=True) for text in _next_causes(result)),
+        *(Line(text, "item", "also", code=True) for text in _other_causes(result)),
+    ]
+
+
+_FEW: Final = 3
+"""Causes of a short check, and rows of its tables."""
+
+
+def _short(result: CheckResult) -> list[Section]:
+    """The check on one screen: what is above its limit, or else the peak; and what -v adds."""
+    causes = _causes(result)
+    answer = _answer(result, causes[:_FEW])
+    notes = [Line(text, label="note") for text in result.cautions]
+    shown = (*(item for item in result.metrics if item.regressed), *result.regressions)
+    above = list(dict.fromkeys(shown))[:_FEW]
+    if not above:
+        peak = [Line(_peak(item, result)) for item in result.metrics if item.name == _PEAK]
+        notes = [*peak, *notes]
+    found = [replace(answer, parts=(*answer.parts, *notes))]
+    if above:
+        found.append(Section(parts=(_metrics(above, "above the baseline"),), name="metrics"))
+    changes = [*_changes(result, _FEW)]
+    lines = [one for one in changes if one.name in ("by-blamed", "by-line")][:1]
+    found += [*lines, *_what_to_do(result, 1)]
+    tables = [one.name.removeprefix("by-") for one in changes if one not in lines]
+    left = len(result.metrics) + len(_moved(result)) - max(len(above), 1)
+    more = [
+        *([plural(left, "more metric")] if left > 0 else []),
+        *([plural(len(causes) - _FEW, "more cause")] if len(causes) > _FEW else []),
+        *([f"changes by {', '.join(tables)}"] if tables else []),
+        *(["settings"] if result.settings else []),
+    ]
+    if more:
+        found.append(Section(parts=(Line(f"more with -v: {', '.join(more)}", indent=0),)))
+    return found
+
+
+_PEAK: Final = "peak_allocated"
+
+
+def _peak(item: MetricResult, result: CheckResult) -> str:
+    """The peak, that of the baseline, and the baseline's file."""
+    file = next((one.value for one in result.settings if one.name == "baseline"), "")
+    after, before, limit = (
+        amount(number, item.unit) for number in (item.after, item.before, item.limit)
+    )
+    where = f" ({file})" if file else ""
+    return f"peak allocated: {after}; baseline: {before}{where}; limit: {limit}"
+
+
+def _moved(result: CheckResult) -> list[MetricResult]:
+    """The phases and kinds of step whose peak is another one."""
+    return [metric for metric in result.phases if metric.delta or metric.regressed]
+
+
+def _what_to_do(result: CheckResult, limits: int = 4) -> list[Section]:
+    """For a check that failed: what was accepted, of so many metrics, and the commands to reproduce
+    and to accept the growth.
     """
     parts: list[Part] = []
-    for metric in result.regressions[:_MOST_LIMITS]:
+    for metric in result.regressions[:limits]:
         after, limit, before = (
             amount(number, metric.unit) for number in (metric.after, metric.limit, metric.before)
         )
@@ -81,7 +150,7 @@ def _what_to_do(result: CheckResult) -> list[Section]:
                 "tolerance",
             )
         )
-    rest = len(result.regressions) - _MOST_LIMITS
+    rest = len(result.regressions) - limits
     if rest > 0:
         parts.append(Line(f"({rest} more)", indent=4))
     for text, command in (
@@ -93,18 +162,17 @@ def _what_to_do(result: CheckResult) -> list[Section]:
     return [Section("What to do", tuple(parts), "what-to-do", "What to do")] if parts else []
 
 
-_MOST_LIMITS = 4
-
-
-def run_sections(*results: CheckResult, top: int = _ROWS, summary: bool = False) -> list[Section]:
+def run_sections(
+    *results: CheckResult, top: int = _ROWS, summary: bool = False, full: bool = True
+) -> list[Section]:
     """The check of all runs: several are each under their name, after the verdict on all.
-    ``summary``: for readers of a CI job, with the tables that they act on.
+    ``summary``: for readers of a CI job, with the tables that they act on; ``full`` as in
+    `check_sections`.
     """
     if summary:
         return _job_summary(results)
-    if len(results) == 1:
-        return check_sections(results[0], top)
-    return _by_run(results, [check_sections(result, top) for result in results])
+    each = [check_sections(result, top, full=full) for result in results]
+    return each[0] if len(each) == 1 else _by_run(results, each)
 
 
 def _by_run(results: Sequence[CheckResult], each: Sequence[Sequence[Section]]) -> list[Section]:

@@ -34,6 +34,7 @@ from gpuprobe.sampler.tracing.calls import ModuleNames
 from gpuprobe.sampler.tracing.tensors import Known, passed_tensors, plain_tensors
 from gpuprobe.torch_support.callers import passed_on
 from gpuprobe.torch_support.operator_calls import Below, left_out, watch
+from gpuprobe.torch_support.tensors import spans_memory
 from gpuprobe.user_frames import program_stack
 
 BLIND_SPOTS = (
@@ -367,7 +368,7 @@ class CpuTrace:
         self, storage: torch.UntypedStorage, *, no_origin: bool, like: _Storage | None = None
     ) -> None:
         nbytes = storage.nbytes()
-        if not nbytes:
+        if not nbytes or spans_memory(nbytes):
             return
         try:
             address = storage.data_ptr()
