@@ -253,8 +253,17 @@ _FINALIZERS = re.compile(
 _STACKS = re.compile(
     rb"(Fatal Python error: [^\n]*\n)(?:\n|(?:Current t|T)hread 0x[^\n]*\n|  File [^\n]*\n"
     rb"|  <no Python frame>\n|  \.\.\.\n|Extension modules: [^\n]*\n?)*"
+    rb"|(?<=Call stack:\n)(?:  File [^\n]*\n(?:    [^\n]*\n)*)+"
 )
-"""After an error that a fault handler reports: all threads, with the frames below the program."""
+"""After an error that a fault handler reports: all threads, with the frames below the program; and
+those of logging's own errors.
+"""
+
+
+def _kept(found: re.Match[bytes]) -> bytes:
+    return found.group(1) or b""
+
+
 _END_OF_FORKED = re.compile(
     rb"(?m)^Traceback [^\n]*\n  File \"[^\"\n]*/warm_python\.py\"[^\n]*\n(?:    [^\n]*\n)*"
 )
@@ -442,7 +451,7 @@ def _content(output: Path | int | None) -> bytes:
 
 def _others(text: bytes) -> bytes:
     """What was printed on stderr, without gpuprobe's lines, chance, and torch's own frames."""
-    text = _END_OF_FORKED.sub(b"", _FINALIZERS.sub(b"", _STACKS.sub(rb"\1", text)))
+    text = _END_OF_FORKED.sub(b"", _FINALIZERS.sub(b"", _STACKS.sub(_kept, text)))
     return _OF_TORCH.sub(b"", _CHANCE.sub(b"", _DOCUMENTED.sub(b"", text)))
 
 
@@ -451,7 +460,7 @@ def _files(folder: Path) -> Iterator[tuple[str, tuple[str, str, bytes]]]:
     for path in sorted(folder.rglob("*")):
         mode = path.lstat().st_mode
         regular = stat.S_ISREG(mode)
-        content = _TIMES.sub(b"", _STACKS.sub(rb"\1", path.read_bytes())) if regular else b""
+        content = _TIMES.sub(b"", _STACKS.sub(_kept, path.read_bytes())) if regular else b""
         if path.name.startswith("stderr"):
             content = _others(content)
         if path.name.startswith("stacks"):  # it has number 2 where stderr was closed

@@ -11,11 +11,14 @@ import warm_python
 
 from gpuprobe.errors import ProgramFailed, UsageError
 from gpuprobe.model.io.codec import from_plain, to_plain
+from gpuprobe.model.plans.estimate import FITS
 from gpuprobe.model.plans.fit import Fit, FitChoice, Trial
 from gpuprobe.model.plans.request import EstimateRequest, ParameterSource, PriceList
-from gpuprobe.model.plans.step_time import TrainingCost
-from gpuprobe.model.values import Bytes, Nanoseconds
+from gpuprobe.model.plans.step_time import StepTime, TrainingCost
+from gpuprobe.model.values import Bytes, Nanoseconds, Unavailable
+from gpuprobe.planning.fit import fit_of
 from gpuprobe.planning.program import program_of
+from gpuprobe.reporters.json.plans import FIT
 from gpuprobe.reporters.sections.parts import Line, Table
 from gpuprobe.reporters.sections.plans import fit_sections
 
@@ -133,6 +136,25 @@ def test_prices_and_data_that_end(tmp_path: Path) -> None:
     assert [line.split()[0] for line in costs[:2]] == ["t4", "l4"], done.stdout
     fitting = [line for line in done.stderr.splitlines() if line.startswith("gpuprobe: l4")]
     assert len(fitting) == 1, fitting
+
+
+def test_values_without_effect_in_json() -> None:
+    spent = (Nanoseconds(1),) * 4
+    time = StepTime("t4", 0, *spent, 0.0, (), (), (), (), (), samples=24)
+    for times, largest, alike in (
+        (time, 24, (32,)),
+        (replace(time, samples=Unavailable("no tensors")), 32, ()),
+    ):
+        tried = {
+            value: Trial(value, FITS, Bytes(8), Bytes(9), Bytes(GIB), time=times)
+            for value in (24, 32)
+        }
+        found = fit_of(
+            tried, gpu="t4", capacity=Bytes(GIB), argument="rows", applied="as rows",
+            compute="shapes", least=1, most=64, suggestions=(), not_tried=(),
+        )  # fmt: skip
+        assert (found.largest, found.without_effect) == (largest, alike)
+        assert FIT.plain(found)["without_effect"] == [*alike]
 
 
 def test_the_cost_on_one_gpu(tmp_path: Path) -> None:

@@ -49,14 +49,11 @@ class Trial:
         """Whether its step gets as much data as the other's, and needs the same memory: the data
         may have no more rows, or the value does something else.
         """
-        counts = [
-            None
-            if isinstance(one.time, Unavailable)
-            else (one.time.tokens, one.time.images, one.time.samples)
-            for one in (self, other)
-        ]
-        same = self.peak_allocated == other.peak_allocated and counts[0] == counts[1]
-        return same and counts[0] is not None and any(counts[0])
+        mine, others = (
+            () if isinstance(one.time, Unavailable) else one.time.counted for one in (self, other)
+        )
+        gets = any(count for _, count in mine) and mine == others
+        return gets and self.peak_allocated == other.peak_allocated
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from gpuprobe.reporters.json.documents import Document
 
 SCALING: Final = Document(
     "gpuprobe.scale",
-    (1, 1),
+    (1, 2),
     Scaling,
     "Speed on different numbers of ranks. Times are nanoseconds of one rank for one unit of work; "
     "losses are shares of total_ns and sum to lost.",
@@ -17,4 +17,5 @@ SCALING: Final = Document(
 """History:
 * 1.0: first version.
 * 1.1: ``predicted``.
+* 1.2: ``rows.*.recorded``.
 """

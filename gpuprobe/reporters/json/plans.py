@@ -103,7 +103,7 @@ def _failed(choice: FitChoice) -> str | None:
 
 FIT: Final = Document(
     "gpuprobe.fit",
-    (2, 4),
+    (2, 5),
     Fit,
     "The largest value of a setting with which a training script fits on a GPU. Sizes are bytes. A "
     "minor version adds keys.",
@@ -113,7 +113,7 @@ FIT: Final = Document(
             searched=InnerObject({"from": "least", "to": "most"}),
             largest="largest",
             trials=_trials,
-            **keys("suggestions not_tried unusual interrupted out_of_time choices"),
+            **keys("suggestions not_tried unusual interrupted out_of_time choices without_effect"),
         ),
         FitSuggestion: keys(
             "name how",
@@ -134,6 +134,7 @@ FIT: Final = Document(
         "2.4": "FitChoice.low_ns FitChoice.expected_ns FitChoice.high_ns FitChoice.tokens "
         "FitChoice.images FitChoice.samples FitChoice.measured FitChoice.no_time "
         "FitChoice.no_kernels FitChoice.cost",
+        "2.5": "without_effect",
     },
 )
 
