@@ -134,6 +134,16 @@ SKIPPED = {
         "run by tests/step_time/test_scaling.py",
     ),
     (
+        "docs/how-to/predict-the-time-of-a-step.md",
+        "gpuprobe estimate --gpu 8xa100-40gb --ranks 64 --network 22.5 -o many.gpuprobe train.py",
+        "run by tests/step_time/test_scaling.py",
+    ),
+    (
+        "docs/how-to/predict-the-time-of-a-step.md",
+        "gpuprobe scale one.gpuprobe many.gpuprobe --network 22.5",
+        "run by tests/step_time/test_scaling.py",
+    ),
+    (
         "docs/how-to/plan-a-vllm-deployment.md",
         "gpuprobe estimate --gpu h100-80gb -- vllm serve ./llama-3.1-8b --max-model-len 8192 "
         "--gpu-memory-utilization 0.95",
