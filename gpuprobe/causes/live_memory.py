@@ -105,6 +105,10 @@ class LiveMemory:
         """A row's value of a column of names."""
         return self.ledger.trace.stacks.strings[self.column(name)[row]]
 
+    def in_backward(self, row: int) -> bool:
+        """Whether a backward pass made a row."""
+        return self.text("made_phase", row).startswith("backward")
+
     def how(self, row: int) -> Made:
         return Made(self.column("how")[row])
 
@@ -254,7 +258,7 @@ class LiveMemory:
         return [
             row
             for row, requested in enumerate(self.ledger.requested)
-            if requested in sizes and self.text("made_phase", row).startswith("backward")
+            if requested in sizes and self.in_backward(row)
         ]
 
     def is_new(self, row: int) -> bool:

@@ -85,7 +85,7 @@ def _is_sum(live: LiveMemory, row: int) -> bool:
     relative positions: that has to be computed for ``attn_mask``.
     """
     both = live.column("inputs")[row] >= 2 * live.ledger.requested[row]
-    return both and live.text("made_name", row) == "add" and not _in_backward(live, row)
+    return both and live.text("made_name", row) == "add" and not live.in_backward(row)
 
 
 def _remedy(live: LiveMemory, row: int, group: set[int]) -> tuple[str, str]:
@@ -105,7 +105,7 @@ def _remedy(live: LiveMemory, row: int, group: set[int]) -> tuple[str, str]:
             'attn_implementation="sdpa"',
         )
     columns = ("made_name", "first_name", "last_name")
-    forward = [one for one in group if not _in_backward(live, one)]
+    forward = [one for one in group if not live.in_backward(one)]
     names = {live.text(column, one) for column in columns for one in forward}
     arguments = "".join(
         argument for argument, by in _ARGUMENTS.items() if any(one in names for one in by)
@@ -159,11 +159,7 @@ def _copies(live: LiveMemory, scores: set[int]) -> set[int]:
 def _is_read(live: LiveMemory, scores: set[int], attention: set[int]) -> bool:
     """Whether the forward pass computes something else of scores than ``attention``."""
     results = {result for score in scores for result in live.results(score)} - attention
-    return not all(_in_backward(live, one) for one in results)
-
-
-def _in_backward(live: LiveMemory, row: int) -> bool:
-    return live.text("made_phase", row).startswith("backward")
+    return not all(live.in_backward(one) for one in results)
 
 
 def _elements(live: LiveMemory, row: int) -> int:
@@ -181,7 +177,7 @@ def _multiplied(live: LiveMemory, row: int) -> set[int] | None:
     while ready:
         for product in live.products.get(ready.pop(), ()):
             name = live.text("made_name", product)
-            if _in_backward(live, product):
+            if live.in_backward(product):
                 continue
             if name in (_DROPOUT, _CONVERSION) and product not in weights:
                 weights.add(product)
@@ -201,7 +197,5 @@ def _gradients(live: LiveMemory, group: set[int]) -> set[int]:
     return {
         row
         for row, size in enumerate(live.ledger.requested)
-        if size in sizes
-        and _in_backward(live, row)
-        and live.text("made_name", row) in _OF_GRADIENTS
+        if size in sizes and live.in_backward(row) and live.text("made_name", row) in _OF_GRADIENTS
     }

@@ -82,7 +82,7 @@ def _combined(live: LiveMemory, root: int) -> _Combined | None:
     while ready:
         row = ready.pop()
         for product in live.results(row):
-            backward = live.text("made_phase", product).startswith("backward")
+            backward = live.in_backward(product)
             if product_of_pairs and not backward and live.text("made_name", product) in PRODUCTS:
                 return None
             if _is_element_wise(live, product) and 2 * requested[product] >= requested[row]:
@@ -129,7 +129,7 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
         and (live.how(row) is Made.POINTWISE or _of_pairs(live, row))
     ]
     made = {row: one for row in roots if (one := _combined(live, row)) is not None}
-    forward = [row for row in made if not live.text("made_phase", row).startswith("backward")]
+    forward = [row for row in made if not live.in_backward(row)]
     group = {row for one in made.values() for row in one.rows}
     remains = max((one.remains for one in made.values()), default=0)
     rows = [row for row in live.rows if row in group]

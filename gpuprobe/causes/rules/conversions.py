@@ -132,7 +132,7 @@ def _narrowed_products(live: LiveMemory, row: int) -> bool:
     ready, narrowed = [row], False
     for one in ready:  # which grows
         for product in live.products.get(one, ()):
-            if live.text("made_phase", product).startswith("backward"):
+            if live.in_backward(product):
                 continue
             if live.text("made_name", product) in _MATRIX_PRODUCTS:
                 ready.append(product)

@@ -24,7 +24,7 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
     dense = {
         requested[row]
         for row, name in enumerate(made)
-        if name in _OF_WEIGHTS and live.text("made_phase", row).startswith("backward")
+        if name in _OF_WEIGHTS and live.in_backward(row)
     }
     sparse = [
         row

@@ -24,7 +24,7 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
     numbers = live.column("graph")
     graphs: dict[int, list[int]] = {}
     for row in live.rows:
-        forward = not live.text("made_phase", row).startswith("backward")
+        forward = not live.in_backward(row)
         if numbers[row] and forward and live.for_backward(row):
             graphs.setdefault(numbers[row], []).append(row)
     lines = {number: {live.kinds[row] for row in rows} for number, rows in graphs.items()}

@@ -27,7 +27,7 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
             if requested[row] > requested[batch]
             and widths[row]
             and requested[row] // widths[row] % numbers == 0
-            and (graph[row] == graph[batch] or live.text("made_phase", row).startswith("backward"))
+            and (graph[row] == graph[batch] or live.in_backward(row))
         ]
         here = [row for row in live.rows if row in set(rows)]
         if not here:

@@ -258,7 +258,7 @@ def _rows_thrown_away(live: LiveMemory) -> Iterator[Excess]:
         group |= live.internals(group)
         share = read[small] / requested[small]
         main = max(
-            (one for one in alive if not live.text("made_phase", one).startswith("backward")),
+            (one for one in alive if not live.in_backward(one)),
             key=lambda one: live.size[one],
             default=alive[0],
         )
@@ -340,7 +340,4 @@ def _row_wise(live: LiveMemory, row: int, source: int) -> bool:
 
 def _only_for(live: LiveMemory, row: int, known: Collection[int]) -> bool:
     """Whether the forward pass makes nothing else of a row."""
-    return all(
-        one in known or live.text("made_phase", one).startswith("backward")
-        for one in live.products.get(row, ())
-    )
+    return all(one in known or live.in_backward(one) for one in live.products.get(row, ()))

@@ -49,7 +49,7 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
 
 
 def _is_recomputed(live: LiveMemory, row: int) -> bool:
-    backward = live.text("made_phase", row).startswith("backward")
+    backward = live.in_backward(row)
     return backward and bool(live.functions(row, _CHECKPOINT))
 
 

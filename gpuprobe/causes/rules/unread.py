@@ -30,7 +30,7 @@ def diagnose(live: LiveMemory) -> Iterator[Excess]:
     rows = [*saved, *here]
     if not rows:
         return
-    graph = [row for row in saved if not _in_backward(live, row)]
+    graph = [row for row in saved if not live.in_backward(row)]
     main = live.of_most(graph or saved or here)
     computed = live.largest(here or gradients)
     at = live.place(computed)
@@ -94,7 +94,7 @@ def _is_passed(live: LiveMemory, gradients: Collection[int]) -> bool:
         live.column("useful")[row] == live.lives.last[row]
         and _model(live, row) in models
         and live.text("last_phase", row).startswith("backward")
-        and not _in_backward(live, row)
+        and not live.in_backward(row)
         for row in range(len(live.ledger))
         if live.column("useful")[row] and live.is_temporary(row)
     )
@@ -102,7 +102,3 @@ def _is_passed(live: LiveMemory, gradients: Collection[int]) -> bool:
 
 def _model(live: LiveMemory, row: int) -> str:
     return live.text("module", row).partition(".")[0]
-
-
-def _in_backward(live: LiveMemory, row: int) -> bool:
-    return live.text("made_phase", row).startswith("backward")

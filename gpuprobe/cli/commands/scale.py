@@ -37,6 +37,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    found = scale(*args.recordings, work=args.work, network=args.network)
-    render(found, format_of(args), sys.stdout)
+    scaling = scale(*args.recordings, work=args.work, network=args.network)
+    render(scaling, format_of(args), sys.stdout)
     return exit_codes.OK

@@ -95,12 +95,12 @@ def _short(result: CheckResult) -> list[Section]:
     if not above:
         peak = [Line(_peak(item, result)) for item in result.metrics if item.name == _PEAK]
         notes = [*peak, *notes]
-    found = [replace(answer, parts=(*answer.parts, *notes))]
+    sections = [replace(answer, parts=(*answer.parts, *notes))]
     if above:
-        found.append(Section(parts=(_metrics(above, "above the baseline"),), name="metrics"))
+        sections.append(Section(parts=(_metrics(above, "above the baseline"),), name="metrics"))
     changes = [*_changes(result, _FEW)]
     lines = [one for one in changes if one.name in ("by-blamed", "by-line")][:1]
-    found += [*lines, *_what_to_do(result, 1)]
+    sections += [*lines, *_what_to_do(result, 1)]
     tables = [one.name.removeprefix("by-") for one in changes if one not in lines]
     left = len(result.metrics) + len(_moved(result)) - max(len(above), 1)
     more = [
@@ -110,8 +110,8 @@ def _short(result: CheckResult) -> list[Section]:
         *(["settings"] if result.settings else []),
     ]
     if more:
-        found.append(Section(parts=(Line(f"more with -v: {', '.join(more)}", indent=0),)))
-    return found
+        sections.append(Section(parts=(Line(f"more with -v: {', '.join(more)}", indent=0),)))
+    return sections
 
 
 _PEAK: Final = "peak_allocated"
