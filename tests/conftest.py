@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, settings
 
 # Of this process and of those that tests start, before any of them imports torch: its threads wait
 # by spinning, so that on a machine with as many workers as cores a program takes two to four times
-# the processor time with two threads each.
+# the processor time with two threads each. Not `torch.set_num_threads`: of a forked child that
+# inherits its number, torch ends the process where two of its backward threads start at once.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Likewise, torch's compiler starts a process for each core, each of which imports torch.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -17,15 +16,6 @@ import unchanged_programs
 from unchanged_programs import BULK, WATCHERS, Run, judge
 
 SEEDS = list(range(100, 107))
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Of tensors this small, more only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def test_programs_are_the_same_with_each_watcher() -> None:
