@@ -137,10 +137,13 @@ class SimulatedDriver:
     """A driver with ``capacity`` bytes (None: 64 TiB) and addresses in a chosen order, for segments
     of at most 4 TiB.
 
-    Only the orders of drivers (`DRIVER_ORDERS`) reuse addresses.
+    Only the orders of drivers (`DRIVER_ORDERS`) reuse addresses. Those of the order ``driver`` are
+    below ``end``.
     """
 
-    def __init__(self, capacity: int | None = None, order: str = "driver") -> None:
+    def __init__(
+        self, capacity: int | None = None, order: str = "driver", *, end: int = 2 * _BASE
+    ) -> None:
         self.capacity = capacity
         self.used = 0
         self._next = 0
@@ -152,7 +155,7 @@ class SimulatedDriver:
         self._taken: set[int] = set()
         self._chunks: DriverChunks | None = None
         if order in DRIVER_ORDERS:
-            self._chunks = DriverChunks(2 * _BASE, ascending=name != "driver")
+            self._chunks = DriverChunks(end, ascending=name != "driver")
 
     def allocate(self, size: int, stream: int, pool: int) -> int | None:
         if not self._fits(size):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -189,15 +190,22 @@ class Subject:
         return [*(["-m"] if self.module else []), self.target, *self.arguments]
 
 
+_OTHER_DEVICE: Final = re.compile(r"\b(devices?|cuda|cpu)\b|\.FloatTensor", re.IGNORECASE)
+"""In errors of torch about tensors of two devices: ``found at least two devices, cuda:0 and cpu``,
+``Input type (torch.FloatTensor) and weight type (torch.cuda.FloatTensor) should be the same``.
+"""
+
+
 class _Outcome(NamedTuple):
     """What came of trying edits: the ``effect``, and the ``edit`` that has it, None if it is the
-    replayed one. ``refuted``: the changed program needs as much; ``failed``: it fails.
+    replayed one. ``refuted``: the changed program needs as much; ``device``: it fails, as memory is
+    on another device.
     """
 
     effect: Effect
     edit: EditCandidate | None = None
     refuted: bool = False
-    failed: bool = False
+    device: bool = False
 
     @property
     def helped(self) -> bool:
@@ -654,7 +662,7 @@ class _Explaining:
             group = others
             if self._triable:
                 tried = self._best(edits, effect)
-                if tried.failed:
+                if tried.device:
                     one = one.answered(without_copies(one.answer))
                 holder = one.group.holder
                 # An attribute may have to be released in a method, which has no name of this one.
@@ -884,9 +892,14 @@ class _Explaining:
             note = f"{EDIT_TRIED}, and did not help"
             effect = replace(replayed, bound=Bound.OR_MORE, note=note)
             return _Outcome(effect, refuted=True)
-        failed = not isinstance(result, UntriedRemedy)
-        why = f"{EDIT_TRIED}, and failed" if failed else "not tried"
-        return _Outcome(replace(replayed, note=f"{why}: {result.reason}"), failed=failed)
+        if isinstance(result, UntriedRemedy):
+            why = f"not tried: {result.reason}"
+        elif result.reason.startswith("AttributeError"):
+            why = f"not tried: the edit does not fit what the line stores ({result.reason})"
+        else:
+            why = f"{EDIT_TRIED}, and failed: {result.reason}"
+        device = EDIT_TRIED in why and _OTHER_DEVICE.search(why) is not None
+        return _Outcome(replace(replayed, note=why), device=device)
 
 
 def _ranked(

@@ -208,21 +208,30 @@ def _optimizers(place: _Place) -> Iterator[Edit]:
             yield SetKeyword(number, found[1], "foreach", "False")
 
 
-def _where_stored(edit: Callable[[int, bool], Edit]) -> Callable[[_Place], Iterator[Edit]]:
+def _where_stored(place: _Place, edit: Callable[[int, bool], Edit]) -> Iterator[Edit]:
     """An edit of the lines that store the memory: of all values that one of them stores, if it
     stores several.
     """
-
-    def edits(place: _Place) -> Iterator[Edit]:
-        for line in place.stored:
-            alone = apply(place.text, [edit(line, False)])
-            several = isinstance(alone, Refused) and alone.reason is Refusal.AMBIGUOUS
-            yield edit(line, several)
-
-    return edits
+    for line in place.stored:
+        alone = apply(place.text, [edit(line, False)])
+        several = isinstance(alone, Refused) and alone.reason is Refusal.AMBIGUOUS
+        yield edit(line, several)
 
 
-_moves: Final = _where_stored(lambda line, every: ToCpu(line, detach=True, every=every))
+def _moves(place: _Place) -> Iterator[Edit]:
+    values = _in_dictionaries(place.group.holder)
+    return _where_stored(
+        place, lambda line, every: ToCpu(line, detach=True, every=every, values=values)
+    )
+
+
+def _in_dictionaries(holder: Holder | None) -> bool:
+    """Whether the elements of a holder's container are dictionaries of tensors."""
+    many = None if holder is None else holder.container
+    if holder is None or many is None:
+        return False
+    at = holder.path.index(many)
+    return [one.kind for one in holder.path[at + 1 :]] == ["dict", "Tensor"]
 
 
 def _where_made(edit: Callable[[int], Edit]) -> Callable[[_Place], Iterator[Edit]]:
@@ -235,7 +244,8 @@ def _where_made(edit: Callable[[int], Edit]) -> Callable[[_Place], Iterator[Edit
     return edits
 
 
-_detachments: Final = _where_stored(lambda line, every: Detach(line, every=every))
+def _detachments(place: _Place) -> Iterator[Edit]:
+    return _where_stored(place, lambda line, every: Detach(line, every=every))
 
 
 def _limits(place: _Place) -> Iterator[Edit]:

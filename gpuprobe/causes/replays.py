@@ -21,6 +21,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Final, NamedTuple, TypeAlias
 
+from gpuprobe.allocator.changed import Request, most_allocated
 from gpuprobe.analysis.peak.needs import Biographies
 from gpuprobe.analysis.peak.peaks import PeakSite
 from gpuprobe.analysis.trace.ledger import ledger_of
@@ -35,6 +36,26 @@ from gpuprobe.model.run.session import Step
 Kind: TypeAlias = tuple[object, ...]
 """What blocks that the same code makes have in common: the lines of the program, the operator, the
 module, and the size if the operator makes several."""
+
+
+class Changed(NamedTuple):
+    """For each row of a trace, the events that make it and free it, and its size in bytes, in the
+    changed program.
+    """
+
+    starts: Sequence[int]
+    ends: Sequence[int]
+    sizes: Sequence[int]
+
+    def running(self, events: int) -> list[int]:
+        """The allocated bytes: before the first event, and after each of ``events``."""
+        delta = [0] * (events + 2)
+        for start, end, size in zip(*self, strict=True):
+            if end > start:
+                delta[start + 1] += size
+                delta[end + 1] -= size
+        delta.pop()
+        return list(accumulate(delta))
 
 
 class KindedTrace:
@@ -105,6 +126,32 @@ class KindedTrace:
         at = bisect_right(outside, event)
         return outside[at] if at < len(outside) else self.lives.ledger.events
 
+    @cached_property
+    def is_simulated(self) -> bool:
+        """Whether the allocator, simulated, has the recorded peak."""
+        ledger = self.lives.ledger
+        if not ledger.by_allocator:
+            return False
+        as_recorded = self.requests(Changed(ledger.start, ledger.freed, ledger.size))
+        return most_allocated(ledger.trace, as_recorded) == max(ledger.allocated_after())
+
+    def requests(self, changed: Changed) -> Iterator[Request]:
+        """What the program requests, changed: rows that are never made are left out."""
+        ledger = self.lives.ledger
+        rows = zip(
+            changed.starts,
+            changed.ends,
+            ledger.freed,
+            ledger.done,
+            map(min, changed.sizes, ledger.requested),
+            ledger.column("stream"),
+            ledger.values("address", range(len(ledger))),
+            strict=True,
+        )
+        for start, end, freed, done, size, stream, address in rows:
+            if end > start and size:
+                yield Request(start, end, done if end == freed else end, size, stream, address)
+
     def after_the_step(self, event: int) -> int:
         """The first allocation after an event that no optimizer makes."""
         at = bisect_right(self._not_by_optimizers, event)
@@ -117,26 +164,6 @@ class KindedTrace:
         phases, strings = ledger.column("made_phase"), ledger.trace.stacks.strings
         made = zip(ledger.start[: ledger.made], phases, strict=False)
         return [start for start, phase in made if not strings[phase].startswith("optimizer")]
-
-
-class Changed(NamedTuple):
-    """For each row of a trace, the events that make it and free it, and its size in bytes, in the
-    changed program.
-    """
-
-    starts: Sequence[int]
-    ends: Sequence[int]
-    sizes: Sequence[int]
-
-    def running(self, events: int) -> list[int]:
-        """The allocated bytes: before the first event, and after each of ``events``."""
-        delta = [0] * (events + 2)
-        for start, end, size in zip(*self, strict=True):
-            if end > start:
-                delta[start + 1] += size
-                delta[end + 1] -= size
-        delta.pop()
-        return list(accumulate(delta))
 
 
 class Replay(ABC):
@@ -153,8 +180,19 @@ class Replay(ABC):
         return self.changed(traced).running(traced.lives.ledger.events)
 
     def peak(self, traced: KindedTrace) -> int:
-        """The most memory in a trace of the run, in bytes."""
+        """The most memory in a trace of the run, in bytes, if blocks that do not change have the
+        recorded sizes.
+        """
         return max(self.running(traced))
+
+    def simulated_peak(self, traced: KindedTrace) -> int:
+        """As `peak`, with the sizes of blocks that the allocator gives in the changed program, if
+        simulated it gives the recorded ones in the program as it is.
+        """
+        found = None
+        if traced.is_simulated:
+            found = most_allocated(traced.lives.ledger.trace, traced.requests(self.changed(traced)))
+        return self.peak(traced) if found is None else found
 
 
 class Both(Replay):
@@ -481,10 +519,11 @@ def over_all_steps(site: PeakSite, replays: Sequence[Replay]) -> list[RunPeak]:
     same peak, and so does one of which the counters have only bounds: it did not raise them.
     """
     highest = [replay.peak(replay.main) for replay in replays]
+    where: list[KindedTrace] = [replay.main for replay in replays]
     unknown = [0] * len(replays)
     """The most memory that a step has which is like none that is replayed."""
     if not site.rank.steps or not replays:
-        return [RunPeak(peak, at_least=False) for peak in highest]
+        return [RunPeak(one.simulated_peak(one.main), at_least=False) for one in replays]
     main = replays[0].main
     least = site.rank.columns.number("allocated_least", site.device)
     most = site.rank.columns.number("allocated_most", site.device)
@@ -501,11 +540,14 @@ def over_all_steps(site: PeakSite, replays: Sequence[Replay]) -> list[RunPeak]:
             done.append(least[at])
             for other in others:
                 for row in rows:
-                    highest[row] = max(highest[row], replays[row].peak(other))
+                    peak = replays[row].peak(other)
+                    if peak > highest[row]:
+                        highest[row], where[row] = peak, other
         elif not alike:
             for row in rows:
                 unknown[row] = max(unknown[row], least[at])
-    return [RunPeak(peak, more > peak) for peak, more in zip(highest, unknown, strict=True)]
+    simulated = [replay.simulated_peak(at) for replay, at in zip(replays, where, strict=True)]
+    return [RunPeak(peak, more > peak) for peak, more in zip(simulated, unknown, strict=True)]
 
 
 def _traces_but(site: PeakSite, step: Step | None, known: KindedTrace) -> list[KindedTrace] | None:

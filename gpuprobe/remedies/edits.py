@@ -50,12 +50,15 @@ class Detach:
 
 @dataclass(frozen=True)
 class ToCpu:
-    """``.cpu()`` for what the line stores, as for `Detach`. ``detach``: without its graph."""
+    """``.cpu()`` for what the line stores, as for `Detach`. ``detach``: without its graph.
+    ``values``: what it stores are dictionaries, whose values are tensors.
+    """
 
     line: int
     name: str = ""
     detach: bool = False
     every: bool = False
+    values: bool = False
 
 
 @dataclass(frozen=True)
@@ -233,9 +236,9 @@ def _changes(text: ProgramText, edit: Edit) -> list[Replacement] | Refused:
     match edit:
         case Detach(line, name, every):
             return stored_as(text, line, name, ".detach()", every=every)
-        case ToCpu(line, name, detach, every):
+        case ToCpu(line, name, detach, every, values):
             method = ".detach().cpu()" if detach else ".cpu()"
-            return stored_as(text, line, name, method, every=every)
+            return stored_as(text, line, name, method, every=every, values=values)
         case CloneStored() | ExpandInsteadOfRepeat() | WithoutAllocatorOption() | LimitEntries():
             return _smaller(text, edit)
         case DeleteAfterUse() | ReleasePart():

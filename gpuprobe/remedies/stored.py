@@ -31,10 +31,17 @@ class _Stored(NamedTuple):
 
 
 def stored_as(
-    text: ProgramText, line: int, name: str, method: str, *, every: bool = False
+    text: ProgramText,
+    line: int,
+    name: str,
+    method: str,
+    *,
+    every: bool = False,
+    values: bool = False,
 ) -> list[Replacement] | Refused:
     """Call ``method`` on what the line stores; on the expressions with ``name``, if it is given, or
-    on ``every`` value of several. Counters are left out.
+    on ``every`` value of several. Counters are left out. ``values``: calls that are stored return
+    dictionaries of tensors.
     """
     if name:
         try:
@@ -54,7 +61,7 @@ def stored_as(
         return Refused(Refusal.NO_TENSOR, ast.unparse(leaves[0].node))
     if len(left) > 1 and not name and not every:
         return Refused(Refusal.AMBIGUOUS, ", ".join(ast.unparse(one.node) for one in left))
-    changes = []
+    changes: list[Replacement] = []
     for one in left:
         if any(isinstance(around, ast.JoinedStr) for around in text.ancestors(one.node)):
             return Refused(Refusal.IN_A_STRING)
@@ -64,20 +71,32 @@ def stored_as(
             backward = needed_by_backward(text, [(one.keys, text.parents[one.node])], scope)
             if backward:
                 return Refused(Refusal.NEEDED_BY_BACKWARD, backward)
-        start, end = text.span(one.node)
-        by_name = _state_dict(one.node)
-        if by_name is not None and method.endswith(".cpu()"):
-            first, last = text.span(by_name)
-            changes += [Replacement(start, first, _EACH[0]), Replacement(last, end, _EACH[1])]
-            continue
-        opening, closing = ("", "") if isinstance(one.node, _PRIMARY) else ("(", ")")
-        changes += [Replacement(start, start, opening)] if opening else []
         added = method.removeprefix(".detach()") if detached else method
-        changes.append(Replacement(end, end, f"{closing}{added}"))
+        changes += _called(text, one.node, added, values=values)
     return changes
 
 
-_EACH = ('{name: value.to("cpu", copy=True) for name, value in ', ".items()}")
+def _called(
+    text: ProgramText, node: ast.expr, method: str, *, values: bool
+) -> Iterator[Replacement]:
+    """Call ``method`` on a value; on each of a dictionary: with ``values``, of what a call returns,
+    and of a `state_dict`.
+    """
+    start, end = text.span(node)
+    of = _state_dict(node) if method.endswith(".cpu()") else None
+    if of is not None:
+        method = '.to("cpu", copy=True)'
+    elif values and isinstance(node, ast.Call):
+        of = node
+    if of is not None:
+        first, last = text.span(of)
+        yield Replacement(start, first, f"{{name: value{method} for name, value in ")
+        yield Replacement(last, end, ".items()}")
+        return
+    opening, closing = ("", "") if isinstance(node, _PRIMARY) else ("(", ")")
+    if opening:
+        yield Replacement(start, start, opening)
+    yield Replacement(end, end, f"{closing}{method}")
 
 
 def _state_dict(node: ast.expr) -> ast.Call | None:

@@ -1083,6 +1083,46 @@ for step in range(24):
     assert first["code"] == ""
 
 
+STEPS_OF_A_MODULE = """\
+import torch
+from torch import nn
+
+net = nn.Linear(64, 1024).cuda()
+
+class Loop:
+    def validate(self):
+        self.outputs = []
+        for _ in range(16):
+            self.outputs.append(step(torch.rand(4096, 64, device="cuda")))
+        return sum(out["loss"].item() for out in self.outputs)
+
+@torch.no_grad()
+def step(batch):
+    out = net(batch)
+    return {returned}
+
+print(Loop().validate())
+"""
+
+
+def test_tensors_in_dictionaries_are_copied_by_an_edit(tmp_path: Path) -> None:
+    returned = '{"loss": out.mean(), "x": out}'
+    _, found = explain(tmp_path, STEPS_OF_A_MODULE.replace("{returned}", returned))
+    first = found["causes"][0]
+    assert (first["rule"], first["effect"]["certainty"]) == ("kept-tensors", "tried")
+    assert "append({name: value.detach().cpu() for name, value" in first["effect"]["patch"]
+
+
+def test_an_edit_that_does_not_fit_is_no_trial(tmp_path: Path) -> None:
+    """A number among the values cannot be moved: nothing is known of copies on the CPU."""
+    returned = '{"loss": out.mean(), "n": 1, "x": out}'
+    _, found = explain(tmp_path, STEPS_OF_A_MODULE.replace("{returned}", returned))
+    first = found["causes"][0]
+    assert (first["rule"], first["effect"]["certainty"]) == ("kept-tensors", "replayed")
+    assert first["effect"]["note"].startswith("not tried: the edit does not fit")
+    assert "fails" not in first["remedy"]
+
+
 READ_AGAIN = """\
 import torch
 from torch import nn

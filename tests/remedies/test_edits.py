@@ -691,3 +691,12 @@ def test_weights_are_stored_as_copies_on_the_cpu() -> None:
     for stored in ("net.state_dict()", "copy.deepcopy(net.state_dict())"):
         assert edited(f"best = {stored}\n", ToCpu(1, detach=True)) == f"best = {one}\n"
         assert edited(f"kept.append({stored})\n", ToCpu(1)) == f"kept.append({one})\n"
+
+
+def test_values_of_a_dictionary_that_a_call_returns_are_copied() -> None:
+    values = ToCpu(1, detach=True, values=True)
+    each = "{name: value.detach().cpu() for name, value in net(batch).items()}"
+    assert edited("outs.append(net(batch))", values) == f"outs.append({each})"
+    shown = 'outs.append({"x": x.detach().cpu(), "y": net(x).detach().cpu()})'
+    every = ToCpu(1, detach=True, every=True)
+    assert edited('outs.append({"x": x, "y": net(x)})', every) == shown
