@@ -7,9 +7,10 @@ on others. That is simulated, from the recorded layout before the first event.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from gpuprobe.allocator.blocks import PoolBlock
 from gpuprobe.allocator.driver import SimulatedDriver
 from gpuprobe.allocator.layout import load_layout
 from gpuprobe.allocator.replay import event_pools
@@ -24,7 +25,7 @@ from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
 class Request(NamedTuple):
     """Memory that a program requests: ``size`` bytes, by the event ``start`` (-1: before the trace,
     when it lay at ``address``). At ``freed`` it is given back, at ``done`` no stream uses it either
-    (the number of events: not in this trace).
+    (-1: before the trace; the number of events: not in it).
     """
 
     start: int
@@ -68,14 +69,12 @@ _FREE, _COMPLETE, _ALLOCATE = range(3)
 
 def _run(sim: Simulator, requests: Iterable[Request]) -> int | None:
     every = [*requests]
+    blocks = _before(sim, every)
+    if blocks is None:
+        return None
     todo: list[tuple[int, int, int]] = []
-    blocks = {}
-    for number, (start, freed, done, _, _, address) in enumerate(every):
-        if start < 0:
-            if address not in sim.live:
-                return None
-            blocks[number] = sim.live[address]
-        else:
+    for number, (start, freed, done, *_) in enumerate(every):
+        if start >= 0:
             todo.append((start, _ALLOCATE, number))
         todo += [(freed, _FREE, number), (done, _COMPLETE, number)]
     todo.sort()
@@ -90,3 +89,28 @@ def _run(sim: Simulator, requests: Iterable[Request]) -> int | None:
         elif blocks[number].allocated:
             sim.request_free(blocks[number])
     return sim.peak_allocated
+
+
+def _before(sim: Simulator, requests: Sequence[Request]) -> dict[int, PoolBlock] | None:
+    """The blocks from before the trace, by the number of their request: others are freed, and those
+    of another size are requested again. None if one is not in the layout.
+    """
+    numbers = {one.address: number for number, one in enumerate(requests) if one.start < 0}
+    if not numbers.keys() <= sim.live.keys():
+        return None
+    smaller = []
+    for address, block in [*sim.live.items()]:
+        number = numbers.get(address)
+        if number is None or requests[number].size != block.requested:
+            if block.allocated:
+                sim.request_free(block)
+            sim.complete(block)
+            smaller += [] if number is None else [number]
+    blocks = {number: sim.live[at] for at, number in numbers.items() if number not in smaller}
+    for number in smaller:
+        made = sim.malloc(requests[number].size, requests[number].stream)
+        if made is None:
+            return None
+        blocks[number] = made
+    sim.peak_allocated = sim.allocated
+    return blocks

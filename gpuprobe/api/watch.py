@@ -553,15 +553,12 @@ class _StartedProcesses:
         """
         if self._first_job:
             return
-        import tempfile  # 7 ms, which torch has imported
-
         from gpuprobe.sampler.environment import ranks
         from gpuprobe.sampler.processes import children, recorded
 
         self._first_job = recorded.next_job(self._output)
         try:
-            # No TemporaryDirectory: each forked child that ends normally would remove it.
-            folder = Path(tempfile.mkdtemp(prefix="gpuprobe-"))
+            folder = recorded.make_notes()
         except OSError as failure:  # the program continues
             recorder.blind_spot(
                 BlindSpot(
@@ -572,7 +569,7 @@ class _StartedProcesses:
             )
             return
         self._folder = folder
-        stack.callback(_remove, folder, os.getpid())
+        stack.callback(recorded.remove_notes)
         rank, _, count = ranks()
         make = partial(
             child_recorder,
@@ -628,14 +625,6 @@ class _StartedProcesses:
 
         for number in range(self._first_job, next_job(self._output)):
             yield spawned_path(self._output, number)
-
-
-def _remove(folder: Path, process: int) -> None:
-    """Remove a folder, in the process that created it only: forked children call this as well."""
-    import shutil
-
-    if os.getpid() == process:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _with_findings(

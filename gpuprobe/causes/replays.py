@@ -149,8 +149,9 @@ class KindedTrace:
             strict=True,
         )
         for start, end, freed, done, size, stream, address in rows:
-            if end > start and size:
-                yield Request(start, end, done if end == freed else end, size, stream, address)
+            done = done if end == freed else end
+            if done > start and size:
+                yield Request(start, end, done, size, stream, address)
 
     def after_the_step(self, event: int) -> int:
         """The first allocation after an event that no optimizer makes."""

@@ -119,6 +119,20 @@ def test_what_is_not_simulated_keeps_the_recorded_sizes() -> None:
     assert change.simulated_peak(one) == change.peak(one) == (12 + 15) * MIB
 
 
+@given(st.integers(0, 2**32), st.integers(1, 60))
+def test_blocks_from_before_the_trace_change_too(seed: int, start: int) -> None:
+    one = traced(Requests(seed).run(start=start))
+    ledger = one.lives.ledger
+    before, events = range(ledger.made, len(ledger)), range(ledger.made)
+    nothing = Changed(ledger.start, [-1] * len(ledger), ledger.size)
+    assert most_allocated(ledger.trace, one.requests(nothing)) == 0
+    ends = [*([-1] * ledger.made), *([ledger.events] * len(before))]
+    tiny = Changed(
+        ledger.start, ends, [*(ledger.size[row] for row in events), *([512] * len(before))]
+    )
+    assert most_allocated(ledger.trace, one.requests(tiny)) == 512 * len(before)
+
+
 @pytest.mark.parametrize("change", ["failed", "pool"])
 def test_traces_with_more_than_requests_are_refused(change: str) -> None:
     trace = Requests(2).run()

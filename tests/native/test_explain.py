@@ -1113,6 +1113,21 @@ def test_tensors_in_dictionaries_are_copied_by_an_edit(tmp_path: Path) -> None:
     assert "append({name: value.detach().cpu() for name, value" in first["effect"]["patch"]
 
 
+def test_no_file_is_left(tmp_path: Path) -> None:
+    """One of the runs ends at the peak, without Python's shutdown."""
+    (tmp_path / "temporary").mkdir()
+    program = STEPS_OF_A_MODULE.replace("{returned}", '{"loss": out.mean(), "x": out}')
+    (tmp_path / "train.py").write_text(program)
+    done = gpuprobe(
+        *("explain", "--gpu", "t4", "--max-seconds", "900", "train.py"),
+        cwd=tmp_path,
+        cold=True,
+        TMPDIR=str(tmp_path / "temporary"),
+    )
+    assert done.returncode == 1, done.stderr  # it has a remedy
+    assert not [*(tmp_path / "temporary").iterdir()]
+
+
 def test_an_edit_that_does_not_fit_is_no_trial(tmp_path: Path) -> None:
     """A number among the values cannot be moved: nothing is known of copies on the CPU."""
     returned = '{"loss": out.mean(), "n": 1, "x": out}'

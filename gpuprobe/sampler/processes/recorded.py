@@ -154,6 +154,33 @@ class _Child:
         self._recorder.finish()
 
 
+_made: tuple[int, Path] | None = None
+"""The folder of notes that a process has made, and its id: forked children have this, too."""
+
+
+def make_notes() -> Path:
+    """A new folder for the notes of processes that this one starts; `remove_notes` removes it.
+    Raises OSError.
+    """
+    global _made
+    import tempfile  # 7 ms, which torch has imported
+
+    # No TemporaryDirectory: each forked child that ends normally would remove it.
+    folder = Path(tempfile.mkdtemp(prefix="gpuprobe-"))
+    _made = getpid(), folder
+    return folder
+
+
+def remove_notes() -> None:
+    """Remove the folder, if this process has made it."""
+    global _made
+    if _made is not None and _made[0] == getpid():
+        import shutil
+
+        shutil.rmtree(_made[1], ignore_errors=True)
+        _made = None
+
+
 def read_notes(folder: Path) -> dict[int, str]:
     """The process ids in the notes, and why each has no recording, or an incomplete one; "" if it
     has a whole one.

@@ -18,6 +18,7 @@ from gpuprobe.model.actions import ALLOC, FREE_COMPLETED, FREE_REQUESTED
 from gpuprobe.model.io.codec import to_plain
 from gpuprobe.model.run.holders import Holder, HolderRoot
 from gpuprobe.model.trace import MemoryTrace
+from gpuprobe.sampler.processes.recorded import remove_notes
 
 REQUEST: Final = "GPUPROBE_INSPECT"
 """In the environment: the file with the request, JSON. ``operator``: its number (see
@@ -81,6 +82,7 @@ class Inspection:
         document["exist"] = sum(self._blocks[number][1] for number in places.values())
         document["visited"] = found.visited + others.visited
         self._result.write_text(json.dumps(document), encoding="utf-8")
+        remove_notes()
         os._exit(0)
 
     def _addresses(self, trace: MemoryTrace) -> dict[int, int]:
