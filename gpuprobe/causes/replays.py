@@ -127,8 +127,8 @@ class KindedTrace:
         return outside[at] if at < len(outside) else self.lives.ledger.events
 
     @cached_property
-    def is_simulated(self) -> bool:
-        """Whether the allocator, simulated, has the recorded peak."""
+    def is_reproduced(self) -> bool:
+        """Whether the allocator, simulated with the recorded requests, has the recorded peak."""
         ledger = self.lives.ledger
         if not ledger.by_allocator:
             return False
@@ -186,12 +186,12 @@ class Replay(ABC):
         """
         return max(self.running(traced))
 
-    def simulated_peak(self, traced: KindedTrace) -> int:
+    def served_peak(self, traced: KindedTrace) -> int:
         """As `peak`, with the sizes of blocks that the allocator gives in the changed program, if
         simulated it gives the recorded ones in the program as it is.
         """
         found = None
-        if traced.is_simulated:
+        if traced.is_reproduced:
             found = most_allocated(traced.lives.ledger.trace, traced.requests(self.changed(traced)))
         return self.peak(traced) if found is None else found
 
@@ -524,7 +524,7 @@ def over_all_steps(site: PeakSite, replays: Sequence[Replay]) -> list[RunPeak]:
     unknown = [0] * len(replays)
     """The most memory that a step has which is like none that is replayed."""
     if not site.rank.steps or not replays:
-        return [RunPeak(one.simulated_peak(one.main), at_least=False) for one in replays]
+        return [RunPeak(one.served_peak(one.main), at_least=False) for one in replays]
     main = replays[0].main
     least = site.rank.columns.number("allocated_least", site.device)
     most = site.rank.columns.number("allocated_most", site.device)
@@ -547,8 +547,8 @@ def over_all_steps(site: PeakSite, replays: Sequence[Replay]) -> list[RunPeak]:
         elif not alike:
             for row in rows:
                 unknown[row] = max(unknown[row], least[at])
-    simulated = [replay.simulated_peak(at) for replay, at in zip(replays, where, strict=True)]
-    return [RunPeak(peak, more > peak) for peak, more in zip(simulated, unknown, strict=True)]
+    served = [replay.served_peak(at) for replay, at in zip(replays, where, strict=True)]
+    return [RunPeak(peak, more > peak) for peak, more in zip(served, unknown, strict=True)]
 
 
 def _traces_but(site: PeakSite, step: Step | None, known: KindedTrace) -> list[KindedTrace] | None:

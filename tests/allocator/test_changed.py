@@ -89,7 +89,7 @@ def test_without_some_requests_it_is_what_the_changed_program_needs(
     one = traced(program.run())
     never = {row: -1 for row, number in enumerate(numbers) if number in without}
     after = max(ledger_of(program.run(without)).allocated_after())
-    assert Freed(one, never).simulated_peak(one) == after
+    assert Freed(one, never).served_peak(one) == after
 
 
 def three() -> KindedTrace:
@@ -107,16 +107,16 @@ def test_what_was_not_split_may_be() -> None:
     assert list(ledger.size) == [22 * MIB, 12 * MIB, 14 * MIB]
     change = Freed(one, {0: ledger.start[1]})
     assert change.peak(one) == (12 + 14) * MIB
-    assert change.simulated_peak(one) == (11 + 14) * MIB
+    assert change.served_peak(one) == (11 + 14) * MIB
 
 
 def test_what_is_not_simulated_keeps_the_recorded_sizes() -> None:
     one = three()
     ledger = one.lives.ledger
     ledger.size[2] += MIB  # more than the rules give it
-    assert not one.is_simulated
+    assert not one.is_reproduced
     change = Freed(one, {0: ledger.start[1]})
-    assert change.simulated_peak(one) == change.peak(one) == (12 + 15) * MIB
+    assert change.served_peak(one) == change.peak(one) == (12 + 15) * MIB
 
 
 @given(st.integers(0, 2**32), st.integers(1, 60))
