@@ -170,7 +170,35 @@ def newer(row: Mapping[str, Any], program: Mapping[str, Any], sizes: dict[str, A
         sizes.update({"key_heads": program["key_heads"], "mlp": program["mlp"]})
         sizes["attention"] = row["attention"]
         return Job("llama_1b", options_of(sizes), 1, "1,1")
+    if row["source"].startswith("cs336-"):
+        sizes["mlp"] = program["mlp"]
+        sizes.update({name: row.get(name) for name in ("rotary", "loss", "optimizer", "waits")})
+        return Job("course_lm", options_of(sizes), 1, "1,1")
+    if row["source"] in ("vectorlm", "fms-acceleration"):
+        return finetuned(row, program, sizes)
     return "not built"
+
+
+def finetuned(row: Mapping[str, Any], program: Mapping[str, Any], sizes: dict[str, Any]) -> Job:
+    """Rows of vectorlm and fms-acceleration. One GPU: vectorlm wraps with FSDP all the same."""
+    other, amp = row["source"] == "vectorlm", row["precision"] == "amp_bf16"
+    sharded = row["parallel"] != "none"
+    sizes.update({name: program[name] for name in ("key_heads", "mlp")})
+    sizes.update(
+        {
+            "tied": program["tied_embeddings"],
+            "granite": row["program"].startswith("powerlm"),
+            "adapters": row["adapters"] or None,
+            "targets": "qv" if other else None,
+            "wide-adapters": bool(row["adapters"]) and not other,
+            "fused": row.get("fused", False),
+            "sharded": sharded,
+            "mixed": sharded and (other or amp),
+            "autocast": amp,
+            "trainer": "vectorlm" if other else "hf",
+        }
+    )
+    return Job("llama_finetune", options_of(sizes), row["gpus"], "1,1")
 
 
 def modded(row: Mapping[str, Any], sizes: dict[str, Any]) -> Job | str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from gpuprobe.model.plans.request import EstimateRequest, ParameterSource
 from gpuprobe.planning.estimates import SUFFICIENT
 from gpuprobe.planning.fit import Deadline, _CaseSearch, _Runner
 from gpuprobe.planning.trials import TOO_SLOW, EstimateServer
+from gpuprobe.reporters.sections.parts import Line
 from gpuprobe.reporters.sections.plans import fit_sections
 
 GIB = 1 << 30
@@ -96,6 +98,21 @@ def test_a_search_that_ends_has_tried_all_that_matters() -> None:
     fit = fit_of(Estimates())
     assert (fit.largest, fit.untried) == (16, None)
     assert title(fit) == "t4: batch_size 16 is the largest that fits"
+
+
+def test_a_larger_value_that_fails_is_not_said_not_to_fit() -> None:
+    fit = fit_of(Estimates())
+    assert fit.beyond is not None
+    failed = replace(fit, beyond=replace(fit.beyond, failed="ValueError: no more rows"))
+    assert title(failed) == "t4: batch_size 16 is the largest that runs, 17 fails"
+
+
+def test_a_build_without_kernels_for_the_gpu_is_said() -> None:
+    fit = fit_of(Estimates())
+    assert fit.proof is not None
+    text = "torch 2.13.0 has no kernels for compute capability 7.0"
+    section = fit_sections(replace(fit, proof=replace(fit.proof, no_kernels=text)))[0]
+    assert any(isinstance(part, Line) and part.text == text for part in section.parts)
 
 
 def test_without_any_estimate_the_limit_is_the_error() -> None:

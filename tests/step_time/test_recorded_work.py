@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,6 +16,7 @@ from gpuprobe.model.run.launches import LaunchKind, rows_of
 from gpuprobe.model.run.session import Step
 from gpuprobe.model.run.work import AUTOGRAD, MAIN, Action, StepWork, Work, WorkKind, unpack
 from gpuprobe.model.values import Unavailable
+from gpuprobe.sampler.tracing.work import WorkTrace
 from gpuprobe.step_time.price import Price
 from gpuprobe.step_time.prices import Prices, prices
 from gpuprobe.step_time.replay import Task, tasks_of
@@ -161,6 +163,15 @@ def test_samples_are_the_rows_of_the_first_input_where_that_is_known(tmp_path: P
     assert "several models" in reasons["two models"]
     assert "batch_first=False" in reasons["second"]
     assert "one dimension" in reasons["flat"]
+
+
+def test_a_compiled_graph_that_does_not_show_the_samples_is_no_error() -> None:
+    import torch
+
+    trace = WorkTrace(Mock(), Mock(), pytest.fail)
+    trace.begin_step()
+    trace.graph_called([torch.zeros(16, 8), torch.zeros(1, 8)], "forward")
+    assert trace.on
 
 
 def test_every_call_has_the_thread_that_made_it(tmp_path: Path) -> None:

@@ -453,6 +453,8 @@ def fit_sections(fit: Fit) -> list[Section]:
     if fit.proof is not None and isinstance(fit.proof.time, StepTime):
         speed = speed_text(fit.proof.time, fit.ranks)
         parts.append(Line(f"a step with {name} {fit.proof.value}: {speed}"))
+    if fit.proof is not None and fit.proof.no_kernels:
+        parts.append(Line(fit.proof.no_kernels))
     if fit.beyond is not None:
         parts.append(_trial(fit, fit.beyond))
     elif fit.without_effect:
@@ -497,6 +499,9 @@ def _fit_title(fit: Fit) -> str:
     each = f" on each of {plural(fit.ranks, 'rank')}" if fit.ranks > 1 else ""
     if fit.without_effect:
         return f"{fit.gpu}: {name} {fit.largest} fits{each}; larger values have no effect"
+    if fit.beyond is not None and fit.beyond.failed:
+        found = f"{name} {fit.largest} is the largest that runs{each}"
+        return f"{fit.gpu}: {found}, {fit.beyond.value} fails"
     return f"{fit.gpu}: {name} {fit.largest} is the largest that fits{each}"
 
 

@@ -170,8 +170,10 @@ class WorkTrace:
             return
         tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
         key: Any = (False, *(t.shape for t in tensors))
-        if phase.startswith("forward") and (rows := _rows_of_graph(tensors)):
-            self._add_samples(key, rows)
+        if phase.startswith("forward"):
+            rows = _rows_of_graph(tensors)
+            if isinstance(rows, Unavailable) or rows:
+                self._add_samples(key, rows)
         for sums, counts in (
             (self._tokens, [t.numel() for t in tensors if t.dtype in _INDICES and t.dim() > 1]),
             (
