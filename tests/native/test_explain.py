@@ -1113,6 +1113,41 @@ def test_tensors_in_dictionaries_are_copied_by_an_edit(tmp_path: Path) -> None:
     assert "append({name: value.detach().cpu() for name, value" in first["effect"]["patch"]
 
 
+SAWTOOTH = """\
+import torch
+from torch import nn
+
+class State:
+    def __init__(self, x):
+        self.x, self.hooks = x, [Callback(self)]
+
+class Callback:
+    def __init__(self, state):
+        self.state = state
+
+def step():
+    state = State(torch.randn(4096, 256, device="cuda"))
+    state.out = net(state.x)
+    state.out.square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+net = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256)).cuda()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(30):
+    step()
+"""
+
+
+def test_cycles_are_found_whenever_the_collector_runs(tmp_path: Path) -> None:
+    """By itself it runs at other moments in the run that looks for them."""
+    _, found = explain(tmp_path, SAWTOOTH)
+    first = found["causes"][0]
+    assert first["rule"] == "cycle"
+    assert "State" in first["sentence"]
+    assert first["effect"]["before"] > 2 * first["effect"]["after"]
+
+
 def test_no_file_is_left(tmp_path: Path) -> None:
     """One of the runs ends at the peak, without Python's shutdown."""
     (tmp_path / "temporary").mkdir()

@@ -7,6 +7,7 @@ the operator of the peak, finds the blocks by the operators that made them, and 
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from collections.abc import Callable
@@ -25,7 +26,9 @@ REQUEST: Final = "GPUPROBE_INSPECT"
 `gpuprobe.sampler.tracing.uses`); ``device``; ``blocks``: for each the operator that made it, and
 its size in bytes; ``result``: the file to write, JSON with ``holders`` by the position in
 ``blocks``, ``others`` that hold a block in addition, why the two are ``incomplete`` and
-``others_incomplete``, the bytes of the blocks that ``exist`` in this run, and ``visited``."""
+``others_incomplete``, the bytes of the blocks that ``exist`` in this run, and ``visited``.
+``collects``: whether Python's garbage collector runs by itself. When it does depends on all objects
+that were made, so that cycles which an earlier run had at its peak may be gone in this one."""
 
 
 class Inspection:
@@ -36,6 +39,8 @@ class Inspection:
         self._device: str = request["device"]
         self._blocks: list[tuple[int, int]] = [(made, size) for made, size in request["blocks"]]
         self._result = Path(request["result"])
+        if not request["collects"]:
+            gc.disable()
 
     def search_and_exit(self, traces: Callable[[], list[MemoryTrace]]) -> None:
         """Write what holds the blocks, and end the process without Python's shutdown; not in a rank
@@ -49,6 +54,7 @@ class Inspection:
             other_names_of,
         )
 
+        gc.disable()  # the search makes many objects, and looks for what the collector would free
         trace = next((one for one in traces() if one.device == self._device), None)
         if trace is None:
             return
