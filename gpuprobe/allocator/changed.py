@@ -24,8 +24,8 @@ from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
 
 class Request(NamedTuple):
     """Memory that a program requests: ``size`` bytes, by the event ``start`` (-1: before the trace,
-    when it lay at ``address``). At ``freed`` it is given back, at ``done`` no stream uses it either
-    (-1: before the trace; the number of events: not in it).
+    when it lay at ``address``). At ``freed`` its owner frees it, at ``done`` no stream uses it
+    either (-1: before the trace; the number of events: not in it).
     """
 
     start: int
@@ -39,7 +39,7 @@ class Request(NamedTuple):
 def most_allocated(trace: MemoryTrace, requests: Iterable[Request]) -> int | None:
     """The most allocated bytes of a trace if these are its requests; None if they cannot be
     simulated: memory ran out or was released, there are private pools, or the layout before the
-    first event is not known. Blocks of expandable segments are as large as requests, rounded: they
+    first event is unknown. Blocks of expandable segments are as large as requests, rounded: they
     are not simulated, either.
     """
     settings = trace.settings or AllocatorSettings()

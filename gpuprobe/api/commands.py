@@ -105,6 +105,7 @@ def _follow(
     """
     from gpuprobe.api.watch import child_recorder, child_writer
     from gpuprobe.sampler.processes import children, recorded
+    from gpuprobe.sampler.processes.notes import NOTES
     from gpuprobe.torch_support.process_gpus import add_startup
 
     job = recorded.next_job(output)
@@ -113,7 +114,7 @@ def _follow(
     )
     start = recorded.Children(output, job, 0, 1, notes, child_writer, make, main=False)
     environment[children.ORDERS] = children.orders(start)
-    environment[recorded.NOTES] = str(notes)
+    environment[NOTES] = str(notes)
     add_startup(environment)
     return job
 
@@ -151,7 +152,7 @@ def _forwarding(child: subprocess.Popen[bytes]) -> Iterator[list[int]]:
 
 def _read(notes: Path) -> tuple[tuple[str, ...], dict[str, int]]:
     """What processes assumed, and how many have no recording, by reason."""
-    from gpuprobe.sampler.processes.recorded import read_assumed, read_notes
+    from gpuprobe.sampler.processes.notes import read_assumed, read_notes
 
     unrecorded: dict[str, int] = {}
     for reason in read_notes(notes).values():

@@ -7,7 +7,7 @@ from types import TracebackType
 
 from gpuprobe.native import process
 from gpuprobe.sampler.processes import children
-from gpuprobe.sampler.processes.recorded import note_assumed
+from gpuprobe.sampler.processes.notes import note_assumed
 
 
 def follow_torch() -> None:

@@ -554,11 +554,11 @@ class _StartedProcesses:
         if self._first_job:
             return
         from gpuprobe.sampler.environment import ranks
-        from gpuprobe.sampler.processes import children, recorded
+        from gpuprobe.sampler.processes import children, notes, recorded
 
         self._first_job = recorded.next_job(self._output)
         try:
-            folder = recorded.make_notes()
+            folder = notes.make_notes()
         except OSError as failure:  # the program continues
             recorder.blind_spot(
                 BlindSpot(
@@ -569,7 +569,7 @@ class _StartedProcesses:
             )
             return
         self._folder = folder
-        stack.callback(recorded.remove_notes)
+        stack.callback(notes.remove_notes)
         rank, _, count = ranks()
         make = partial(
             child_recorder,
@@ -578,8 +578,8 @@ class _StartedProcesses:
             uses=self._uses,
             argv=self._argv,
         )
-        os.environ[recorded.NOTES] = str(folder)
-        stack.callback(os.environ.pop, recorded.NOTES, None)
+        os.environ[notes.NOTES] = str(folder)
+        stack.callback(os.environ.pop, notes.NOTES, None)
         job = recorded.Children(
             self._output, self._first_job, rank, count, folder, child_writer, make
         )
@@ -588,7 +588,7 @@ class _StartedProcesses:
     def read_assumed(self) -> None:
         """Read what the simulated GPUs of the processes assumed."""
         if self._folder is not None:
-            from gpuprobe.sampler.processes.recorded import read_assumed
+            from gpuprobe.sampler.processes.notes import read_assumed
 
             self.assumed = read_assumed(self._folder)
 
@@ -596,7 +596,7 @@ class _StartedProcesses:
         """Why each process that used a GPU is not recorded ("" if it is), by process id."""
         if self._folder is None:
             return {}
-        from gpuprobe.sampler.processes.recorded import read_notes
+        from gpuprobe.sampler.processes.notes import read_notes
 
         return read_notes(self._folder)
 

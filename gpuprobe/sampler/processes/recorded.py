@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
-import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from os import getpid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -28,10 +26,6 @@ if TYPE_CHECKING:
     from gpuprobe.sampler.base import Sink
     from gpuprobe.sampler.processes.late import JobPlace
     from gpuprobe.sampler.recorder import Recorder
-
-NOTES: Final = "GPUPROBE_NOTES"
-"""The environment variable with the folder in which processes leave notes."""
-_ASSUMED: Final = ".assumed"
 
 ENDED_EARLY: Final = "ended before anything was recorded"
 
@@ -152,64 +146,6 @@ class _Child:
     def end(self, error: BaseException | None) -> None:
         self._recorder.stop(error)
         self._recorder.finish()
-
-
-_made: tuple[int, Path] | None = None
-"""The folder of notes that a process has made, and its id: forked children have this, too."""
-
-
-def make_notes() -> Path:
-    """A new folder for the notes of processes that this one starts; `remove_notes` removes it.
-    Raises OSError.
-    """
-    global _made
-    import tempfile  # 7 ms, which torch has imported
-
-    # No TemporaryDirectory: each forked child that ends normally would remove it.
-    folder = Path(tempfile.mkdtemp(prefix="gpuprobe-"))
-    _made = getpid(), folder
-    return folder
-
-
-def remove_notes() -> None:
-    """Remove the folder, if this process has made it."""
-    global _made
-    if _made is not None and _made[0] == getpid():
-        import shutil
-
-        shutil.rmtree(_made[1], ignore_errors=True)
-        _made = None
-
-
-def read_notes(folder: Path) -> dict[int, str]:
-    """The process ids in the notes, and why each has no recording, or an incomplete one; "" if it
-    has a whole one.
-    """
-    found = {}
-    with contextlib.suppress(OSError):  # the program has removed it
-        for file in folder.iterdir():
-            if not file.name.isdecimal():
-                continue
-            found[int(file.name)] = file.read_text(encoding="utf-8", errors="replace")
-    return found
-
-
-def note_assumed(texts: Sequence[str]) -> None:
-    """Leave what this process has assumed for the process that started it."""
-    folder = os.environ.get(NOTES)
-    if folder is not None and texts:
-        with contextlib.suppress(OSError):  # the program has ended: nothing reads the notes
-            file = Path(folder) / f"{getpid()}{_ASSUMED}"
-            file.write_text(json.dumps(list(texts)), encoding="utf-8")
-
-
-def read_assumed(folder: Path) -> tuple[str, ...]:
-    """What processes have left with `note_assumed`, each once."""
-    found: dict[str, None] = {}
-    with contextlib.suppress(OSError):
-        for file in sorted(folder.glob(f"*{_ASSUMED}")):
-            found |= dict.fromkeys(json.loads(file.read_text(encoding="utf-8")))
-    return tuple(found)
 
 
 def follow_spawns(output: Path, start: Callable[[Path], Recorder]) -> Callable[[], None]:

@@ -19,7 +19,7 @@ from gpuprobe.model.actions import ALLOC, FREE_COMPLETED, FREE_REQUESTED
 from gpuprobe.model.io.codec import to_plain
 from gpuprobe.model.run.holders import Holder, HolderRoot
 from gpuprobe.model.trace import MemoryTrace
-from gpuprobe.sampler.processes.recorded import remove_notes
+from gpuprobe.sampler.processes.notes import remove_notes
 
 REQUEST: Final = "GPUPROBE_INSPECT"
 """In the environment: the file with the request, JSON. ``operator``: its number (see
@@ -27,7 +27,7 @@ REQUEST: Final = "GPUPROBE_INSPECT"
 its size in bytes; ``result``: the file to write, JSON with ``holders`` by the position in
 ``blocks``, ``others`` that hold a block in addition, why the two are ``incomplete`` and
 ``others_incomplete``, the bytes of the blocks that ``exist`` in this run, and ``visited``.
-``collects``: whether Python's garbage collector runs by itself. When it does depends on all objects
+``collects``: whether Python's garbage collector is on. When it runs depends on all objects
 that were made, so that cycles which an earlier run had at its peak may be gone in this one."""
 
 
@@ -54,7 +54,7 @@ class Inspection:
             other_names_of,
         )
 
-        gc.disable()  # the search makes many objects, and looks for what the collector would free
+        gc.disable()  # it would free what is searched for, as the search makes many objects
         trace = next((one for one in traces() if one.device == self._device), None)
         if trace is None:
             return
